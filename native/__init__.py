@@ -1,0 +1,2 @@
+"""C++ kernels (nanobind) behind thin typed wrappers. No decisions in Python live here.
+"""

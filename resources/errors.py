@@ -1,0 +1,44 @@
+"""The errors of the whole system.
+
+Invariants: every message names the thing, the values involved and what to do; a ``LibraError`` reaches a user as one
+message without a traceback. A failed rollout is data (`InfraError`, `TaskError`) and never ends the run by itself.
+"""
+
+from __future__ import annotations
+
+
+class LibraError(Exception):
+    """Base of every error that a user may see; the message says what to do."""
+
+
+class ConfigError(LibraError):
+    """A config is wrong: the message names the key, the value and what would do."""
+
+
+class ClusterError(LibraError):
+    """The cluster cannot run this: no plugin, no workers of a role, a claim held by another run, a lost scheduler."""
+
+
+class StoreError(LibraError):
+    """A run folder, journal, checkpoint or trajectory file is missing, locked or damaged."""
+
+
+class WeightError(LibraError):
+    """Published weights are missing, or their checksums or versions do not match."""
+
+
+class DeadlineError(LibraError):
+    """A wait ran out. Names what was waited for and who should have unblocked it."""
+
+    def __init__(self, waits_for: str, unblocked_by: str, seconds: float, hint: str = "") -> None:
+        self.waits_for, self.unblocked_by, self.seconds = waits_for, unblocked_by, seconds
+        text = f"waited {seconds:g} s for {waits_for}; unblocked by {unblocked_by}"
+        super().__init__(f"{text}. {hint}" if hint else text)
+
+
+class InfraError(LibraError):
+    """The infrastructure failed a trajectory (engine, worker, tool host): retried elsewhere, never a reward."""
+
+
+class TaskError(LibraError):
+    """The task itself failed (a broken environment or reward): the trajectory is dropped and counted."""

@@ -1,0 +1,72 @@
+"""Names of the messages between driver, scheduler plugin and workers, and what travels in them.
+
+All travel on Dask's own ordered streams or as its RPCs, as msgpack (no pickle). Invariant: a message named here has one
+sender and one receiver; its fields are listed beside it. Task results travel as the *metadata* of Dask's task-finished
+message under `METADATA`, so a result is delivered if and only if the scheduler accepted that run of the task.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+METADATA = "libra"
+"""Key of ``TaskState.metadata`` under which a body leaves its result (a dict of plain values and bytes)."""
+
+# driver → plugin, RPC (``client.scheduler.<name>(...)``); each but the claim takes ``token``.
+CLAIM = "libra_claim"
+"""``spec`` (RunSpec.to_wire), ``client`` (id) → ``{"token"}`` or ``{"error"}`` that names the holder."""
+RELEASE = "libra_release"
+"""→ ``{}`` once every role of the run has stopped (or ``stop_seconds`` have passed)."""
+STATUS = "libra_status"
+"""→ roles and states by worker, instances, weight versions, counters; for displays and for naming what a wait needs."""
+SET_ROLE = "libra_set_role"
+"""``worker`` (name or address), ``role`` (or None), ``tp`` → ``{}``; ``{"error"}`` if the worker cannot take it."""
+SET_WEIGHTS = "libra_set_weights"
+"""``version``, ``path``, ``digest`` → ``{}``: rollout workers load it; announced by `EVENT` ``weights``."""
+AWAIT_BATCH = "libra_await_batch"
+"""worker → plugin: ``run``, ``version`` → the batch's record once the driver has posted it (`POST_BATCH`)."""
+POST_BATCH = "libra_post_batch"
+"""``version``, ``record`` (plain dict): wakes `AWAIT_BATCH`."""
+
+# driver → plugin, stream
+OPEN = "libra-open"
+"""``token``, ``contexts``: {key: context tokens} of first rollouts and resubmissions, sent before their graph."""
+END = "libra-end"
+"""``token``, ``trajectories``: [id]: they have ended; engines drop their KV, tool workers their sessions."""
+
+# plugin → driver, stream
+RESULT = "libra-result"
+"""``key``, ``value``: what the body left under `METADATA`. The plugin has released the key in the same tick."""
+EVENT = "libra-event"
+"""``event`` and its fields: ``role`` (worker, role, state, error), ``weights`` (worker, version, error),
+``unbound`` (key, reason), ``lost`` (worker, role), ``alarm`` (where, error), ``progress`` (fields)."""
+
+# plugin → worker, stream
+RETAG = "libra-retag"
+"""``resources``: {tag: quantity}, ``stimulus_id``. Ordered before any task that relies on it."""
+RECALL = "libra-recall"
+"""``key``, ``stimulus_id``: give the task back if it has not started."""
+START_ROLE = "libra-start-role"
+"""``role``, ``epoch``, ``spec``, ``tp``, ``weights`` ({version, path, digest} or None)."""
+STOP_ROLE = "libra-stop-role"
+"""``epoch``: end the role's child processes, drop sessions; answered by `ROLE_STATE` ``stopped``."""
+LOAD_WEIGHTS = "libra-load-weights"
+"""``epoch``, ``weights``: {version, path, digest}; answered by `WEIGHTS_LOADED`. Idempotent by version."""
+FORGET = "libra-forget"
+"""``trajectories``: drop their KV and their sessions."""
+
+# worker → plugin, stream
+ROLE_STATE = "libra-role-state"
+"""``role``, ``epoch``, ``state`` (``ready``, ``failed``, ``lost``, ``stopped``), ``version`` (loaded, or None),
+``slots``, ``error`` (the child's own text). ``lost``: a ready role's child has died."""
+WEIGHTS_LOADED = "libra-weights-loaded"
+"""``epoch``, ``version``, ``digest``, ``error`` (None, or the engine's own text)."""
+
+PROGRESS = "libra-progress"
+"""``fields``: plain values a person may want to see (cold start); the plugin passes it on as `EVENT` ``progress``."""
+
+EXTENSION = "libra"
+"""Name of the scheduler and worker extension: heartbeats carry the engine's stats."""
+
+
+Message = dict[str, Any]

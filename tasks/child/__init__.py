@@ -1,0 +1,1 @@
+"""The child-process protocol: typed messages between a Dask worker and its engines and training ranks."""

@@ -1,0 +1,1 @@
+"""Rollout engines: one base, one file a kind."""

@@ -1,0 +1,1 @@
+"""Environments: one base, one file a kind."""

@@ -1,0 +1,116 @@
+"""The seam of environments: tasks, what an action means, tools, and rewards.
+
+An environment object is stateless between trajectories and is made once in every process that needs it; what changes
+during a trajectory lives in a `Session` on one tool worker. Invariants: all randomness comes from names (seed,
+trajectory, turn), so a session can be rebuilt by replaying its calls; `reward` is a pure function of the task and the
+trajectory and never sees the session; a tool's payload is token ids that continue the context exactly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from libra.resources.config import Config, Seconds
+from libra.resources.types import Stream, Tokens, ToolReturn, Trajectory
+
+
+class EnvironmentConfig(Config):
+    """Which environment, and its limits."""
+
+    kind: str = "hop"
+    """``hop``, or the import path of an `Environment` (``my.module:Env``)."""
+    inline: bool = False
+    """Whether tools run inside the rollout task (cheap, safe, in process)."""
+    max_turns: int = Field(default=20, ge=1)
+    """Tool calls of one trajectory at most."""
+    max_turn_tokens: int = Field(default=48, ge=1)
+    """Sampled tokens of one turn at most; a turn cut there is malformed."""
+    tool_timeout: Seconds = 30.0
+    """Wall time of one tool call; past it the call is an infrastructure failure."""
+    wall_timeout: Seconds = 300.0
+    """Wall time of one trajectory; past it the trajectory is dropped and counted."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a turn's tokens mean. ``call``: run the tool with ``call``; ``final``: the trajectory ends (``end`` says how:
+    ``answer``, ``malformed``)."""
+
+    kind: Literal["call", "final"]
+    call: dict[str, Any] = field(default_factory=dict)
+    end: str = ""
+
+
+class Session(ABC):
+    """The state of one trajectory's tools, on one tool worker."""
+
+    @abstractmethod
+    async def tool(self, turn: int, call: dict[str, Any]) -> ToolReturn:
+        """Run call number ``turn`` (0, 1, …). Raises `InfraError` (retry elsewhere) or `TaskError` (drop)."""
+
+    def artifact(self) -> dict[str, Any]:
+        """What the trajectory carries to the reward (a patch, a file): plain values."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 - most sessions hold nothing
+        """Free what the session holds."""
+
+
+class Environment(ABC):
+    """One kind of environment."""
+
+    replayable: bool = True
+    """Whether a lost session may be rebuilt by replaying its calls."""
+    artifacts: bool = False
+    """Whether a session hands over an artifact at its end (`Session.artifact`), which the trajectory carries to the
+    reward."""
+    size_bounds: Sequence[int] = (32, 128, 512)
+    """Upper bounds (tokens) of the payload size classes 0, 1, 2; longer payloads are class 3."""
+
+    @abstractmethod
+    def __init__(self, config: EnvironmentConfig, tokenizer_path: str, seed: int) -> None:
+        """``seed`` names the run's randomness; ``tokenizer_path`` is the run's ``tokenizer.json``."""
+
+    @abstractmethod
+    def prompts(self, stream: Stream) -> int | None:
+        """How many prompts the data set has; None: endless."""
+
+    @abstractmethod
+    def task(self, stream: Stream, prompt: int) -> dict[str, Any]:
+        """The plain spec of a task, answer included: what `open` and `reward` need."""
+
+    @abstractmethod
+    def reset(self, task: dict[str, Any]) -> Tokens:
+        """The prompt's token ids, up to where the policy's first turn begins."""
+
+    @property
+    @abstractmethod
+    def stop(self) -> tuple[int, ...]:
+        """Token ids that end a turn."""
+
+    @abstractmethod
+    def parse(self, tokens: Tokens, finished: bool) -> Action:
+        """What this turn's sampled tokens mean; ``finished``: they end with a stop id."""
+
+    @abstractmethod
+    def open(self, task: dict[str, Any], trajectory: str, seed: int) -> Session:
+        """A new session for a trajectory."""
+
+    @abstractmethod
+    def reward(self, task: dict[str, Any], trajectory: Trajectory) -> float:
+        """The reward, finite. Pure."""
+
+    @abstractmethod
+    def render(self, tokens: Tokens) -> str:
+        """Text for people (reports); never used by the system."""
+
+    def size_class(self, tokens: int) -> int:
+        """The payload size class of ``tokens`` tokens."""
+        return sum(tokens > bound for bound in self.size_bounds)

@@ -1,0 +1,1 @@
+"""Trainers: one base, one file a kind."""

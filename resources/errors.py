@@ -31,13 +31,20 @@ class DeadlineError(LibraError):
     """A wait ran out. Names what was waited for and who should have unblocked it."""
 
     def __init__(self, waits_for: str, unblocked_by: str, seconds: float, hint: str = "") -> None:
-        self.waits_for, self.unblocked_by, self.seconds = waits_for, unblocked_by, seconds
+        self.waits_for, self.unblocked_by, self.seconds, self.hint = waits_for, unblocked_by, seconds, hint
         text = f"waited {seconds:g} s for {waits_for}; unblocked by {unblocked_by}"
         super().__init__(f"{text}. {hint}" if hint else text)
+
+    def __reduce__(self) -> tuple[type[DeadlineError], tuple[str, str, float, str]]:
+        return DeadlineError, (self.waits_for, self.unblocked_by, self.seconds, self.hint)
 
 
 class InfraError(LibraError):
     """The infrastructure failed a trajectory (engine, worker, tool host): retried elsewhere, never a reward."""
+
+
+class SessionLostError(InfraError):
+    """A trajectory's session is gone and cannot be rebuilt: the trajectory restarts from its prompt."""
 
 
 class TaskError(LibraError):

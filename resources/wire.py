@@ -70,3 +70,13 @@ EXTENSION = "libra"
 
 
 Message = dict[str, Any]
+
+
+def topic(client: str) -> str:
+    """The topic on which the plugin sends `RESULT` and `EVENT` to a client that claimed with ``reply="topic"``."""
+    return f"libra-{client}"
+
+
+def rpc(op: str) -> str:
+    """The RPC that takes what the stream message ``op`` takes, for clients that use public API only."""
+    return op.replace("-", "_")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 
@@ -16,7 +16,9 @@ class RunSpec:
     wanted a role. ``tokenizer``: path of ``tokenizer.json``. ``temperature`` is that of training rollouts and of the
     loss; ``eval_temperature`` that of held-out ones. ``max_turn_tokens``, ``max_context``: limits in tokens.
     ``bind_seconds``: how long a continuation may stay unbound; ``start_seconds``: how long a role may take to be ready;
-    ``load_seconds``: how long an engine may take to load a version.
+    ``load_seconds``: how long an engine may take to load a version; ``stop_seconds``: how long a role may take to stop.
+    ``policy``: the bucket policy (``kind`` and its options). ``pool``: how roles are restarted and drained, where the
+    plugin's defaults shall not hold (``restarts``, ``backoff``, ``backoff_most``, ``stable``, ``drain``).
     """
 
     run: str
@@ -40,6 +42,8 @@ class RunSpec:
     start_seconds: float
     load_seconds: float
     stop_seconds: float
+    policy: dict[str, Any] = field(default_factory=lambda: {"kind": "context_bounds"})
+    pool: dict[str, float] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
         """A dict of plain values; `from_wire` reads it back."""

@@ -39,7 +39,7 @@ class EngineConfig(Config):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
-    """Continue ``tokens`` (the whole context) by up to ``max_new`` tokens, ending at any id of ``stop`` (which is kept).
+    """Continue ``tokens`` (the whole context) by up to ``max_new`` tokens, ending at any id of ``stop`` (it is kept).
 
     ``id`` names the request, ``sequence`` the trajectory whose KV may be reused. ``temperature`` 0 is greedy (its
     logprobs are those of temperature 1). ``stream`` is the counter-RNG stream: the token at context position p is drawn
@@ -93,10 +93,14 @@ class Engine(ABC):
     """Version of the loaded weights; -1 before the first `load`."""
 
     @abstractmethod
+    def __init__(self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool) -> None:
+        """``deterministic``: the same requests give the same bits, whatever runs beside them."""
+
+    @abstractmethod
     def load(self, weights: WeightVersion) -> None:
-        """Load published weights; a second call with the loaded version does nothing. Drops every sequence's KV; running
-        requests go on under the new version and are prefilled again lazily. Raises `WeightError` and keeps the old
-        weights if a checksum does not match."""
+        """Load published weights; a second call with the loaded version does nothing. Drops every sequence's KV;
+        running requests go on under the new version and are prefilled again lazily. Raises `WeightError` and keeps the
+        old weights if a checksum does not match."""
 
     @abstractmethod
     def submit(self, request: GenerateRequest) -> None:

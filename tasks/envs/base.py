@@ -8,14 +8,19 @@ trajectory and never sees the session; a tool's payload is token ids that contin
 
 from __future__ import annotations
 
+import hashlib
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from libra.resources.config import Config, Seconds
+from libra.resources.errors import ConfigError
 from libra.resources.types import Stream, Tokens, ToolReturn, Trajectory
 
 
@@ -40,12 +45,43 @@ class EnvironmentConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a turn's tokens mean. ``call``: run the tool with ``call``; ``final``: the trajectory ends (``end`` says how:
-    ``answer``, ``malformed``)."""
+    """What a turn's tokens mean. ``call``: run the tool with ``call``; ``final``: the trajectory ends (``end`` says
+    how: ``answer``, ``malformed``)."""
 
     kind: Literal["call", "final"]
     call: dict[str, Any] = field(default_factory=dict)
     end: str = ""
+
+
+def payload_digest(payload: Tokens) -> str:
+    """The digest of a tool's payload that `ToolReturn.digest` holds."""
+    return hashlib.blake2b(np.ascontiguousarray(payload, np.int32).tobytes(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demonstration:
+    """Token ids that a cold start imitates where ``mask`` is 1; both of shape (n,)."""
+
+    tokens: Tokens
+    mask: NDArray[np.int8]
+
+
+class Demonstrator(ABC):
+    """What a cold start learns from: imperfect episodes, and a drill of the one skill that they need.
+
+    All randomness comes from ``source``.
+    """
+
+    copy_after: int
+    """The copy gate looks at tokens that directly follow this id: the drilled skill copies an earlier token there."""
+
+    @abstractmethod
+    def trace(self, source: random.Random) -> Demonstration:
+        """One episode of a training task, played by a demonstrator that is wrong often enough to be improved on."""
+
+    @abstractmethod
+    def drill(self, source: random.Random, copies: int) -> Demonstration:
+        """``copies`` repetitions of the skill in one short row."""
 
 
 class Session(ABC):
@@ -74,9 +110,21 @@ class Environment(ABC):
     size_bounds: Sequence[int] = (32, 128, 512)
     """Upper bounds (tokens) of the payload size classes 0, 1, 2; longer payloads are class 3."""
 
+    config: EnvironmentConfig
+
     @abstractmethod
     def __init__(self, config: EnvironmentConfig, tokenizer_path: str, seed: int) -> None:
-        """``seed`` names the run's randomness; ``tokenizer_path`` is the run's ``tokenizer.json``."""
+        """``seed`` names the run's randomness; ``tokenizer_path`` is the run's ``tokenizer.json``. Keeps ``config``."""
+
+    @classmethod
+    def make_tokenizer(cls) -> str:
+        """The text of the environment's own ``tokenizer.json``, for runs that start without a checkpoint.
+        `ConfigError` when it has none."""
+        raise ConfigError(f"{cls.__name__} has no tokenizer of its own: name a checkpoint directory in trainer.model")
+
+    def demonstrator(self) -> Demonstrator:
+        """What the cold start imitates. `ConfigError` when the environment has no cold start."""
+        raise ConfigError(f"{type(self).__name__} has no cold start: name a checkpoint directory in trainer.model")
 
     @abstractmethod
     def prompts(self, stream: Stream) -> int | None:

@@ -11,12 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from libra.resources.config import Config
 from libra.resources.types import WeightVersion
+
+if TYPE_CHECKING:
+    from libra.tasks.algorithms.base import AlgorithmConfig
+    from libra.tasks.envs.base import Environment
 
 
 class TrainerConfig(Config):
@@ -50,6 +54,20 @@ class Trainer(ABC):
     """One training rank. Not thread-safe."""
 
     version: int
+
+    @abstractmethod
+    def __init__(
+        self,
+        config: TrainerConfig,
+        algorithm: AlgorithmConfig,
+        *,
+        environment: Environment,
+        tokenizer_path: str,
+        seed: int,
+        cache_dir: Path,
+        deterministic: bool,
+    ) -> None:
+        """``cache_dir`` holds what is dear to make and may be made again (the cold start's checkpoints)."""
 
     @abstractmethod
     def initialise(self, progress: Progress) -> dict[str, Any]:

@@ -1,0 +1,204 @@
+"""Everything that can be checked about a run without running it.
+
+Invariant: nothing is trained, started for good or written outside a temporary folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from libra.pipeline.checks import Check
+from libra.pipeline.config import RunConfig
+from libra.pipeline.run.spec import make_tokenizer_file
+from libra.pipeline.run_folders import finished, progress
+from libra.pipeline.store.run_folder import IDENTITY_FILE
+from libra.pipeline.view.lines import count
+from libra.resources import wire
+from libra.resources.errors import ConfigError, LibraError
+from libra.scheduler_plugin.policy import load_policy
+from libra.tasks.registry import environment_class
+
+_GIB = 2**30
+_CHILD_SECONDS, _CONNECT_SECONDS = 180, 5
+_DASK_PROCESS, _TORCH_PROCESS = 150 * 2**20, 500 * 2**20
+"""Resident bytes of an idle Dask worker and of a process that has loaded torch and transformers, rounded up."""
+_TRAIN_BYTES = 4 * 4
+"""Bytes a parameter in training: weights, gradient and AdamW's two moments in float32."""
+
+
+def examine_run(config: RunConfig, *, resume: bool, fresh: bool) -> list[Check]:
+    """Every check of ``config``."""
+    with tempfile.TemporaryDirectory(prefix="libra-dry-run-") as folder:
+        tokenizer, checks = _tokenizer(config, Path(folder))
+        checks += [_model(config), _policy(config), _environment(config, tokenizer)]
+        checks += _kinds(config, tokenizer, Path(folder))
+    checks += [_run_folder(config, resume=resume, fresh=fresh), _memory(config)]
+    if config.cluster.scheduler is not None:
+        checks.append(_scheduler(config.cluster.scheduler))
+    return checks
+
+
+def _tokenizer(config: RunConfig, folder: Path) -> tuple[Path | None, list[Check]]:
+    try:
+        path = make_tokenizer_file(config, environment_class(config.environment.kind), folder)
+        from tokenizers import Tokenizer
+
+        size = Tokenizer.from_file(str(path)).get_vocab_size()
+    except LibraError as error:
+        return None, [Check("tokenizer", "missing", str(error), "tokenizer=<path of a tokenizer.json>")]
+    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception on a damaged file
+        return None, [Check("tokenizer", "missing", f"cannot be read: {error}", "tokenizer=<path of a tokenizer.json>")]
+    origin = config.tokenizer or config.trainer.model or f"the environment {config.environment.kind}"
+    return path, [Check("tokenizer", "ok", f"{count(size)} tokens, from {origin}")]
+
+
+def _model(config: RunConfig) -> Check:
+    if config.trainer.model is None:
+        return Check("model", "ok", f"none given: the trainer ({config.trainer.kind}) makes its own")
+    folder, mend = Path(config.trainer.model), "trainer.model=<a Hugging Face checkpoint directory>"
+    if not folder.is_dir():
+        return Check("model", "missing", f"the directory {folder} does not exist", mend)
+    if not (folder / "config.json").is_file():
+        return Check("model", "missing", f"{folder} holds no config.json", mend)
+    if not any(folder.glob("*.safetensors")):
+        return Check("model", "missing", f"{folder} holds no *.safetensors", mend)
+    return Check("model", "ok", f"{folder}: {count(_model_bytes(folder) / 2**20)} MiB of weights")
+
+
+def _policy(config: RunConfig) -> Check:
+    try:
+        load_policy(config.policy.model_dump())
+    except ConfigError as error:
+        return Check("policy", "missing", str(error))
+    return Check("policy", "ok", config.policy.kind)
+
+
+def _environment(config: RunConfig, tokenizer: Path | None) -> Check:
+    """Make the environment and the first prompt of both streams."""
+    name, settings = f"environment {config.environment.kind}", config.environment
+    if tokenizer is None:
+        return Check(name, "warn", "not made: there is no tokenizer")
+    try:
+        environment = environment_class(settings.kind)(settings, str(tokenizer), config.seed)
+        lengths = [len(environment.reset(environment.task(stream, 0))) for stream in ("train", "heldout")]
+    except LibraError as error:
+        return Check(name, "missing", str(error))
+    except Exception as error:  # noqa: BLE001 - a user's environment may raise anything; the dry run shows it
+        return Check(name, "missing", f"{type(error).__name__}: {error}", "libra train … --debug shows where")
+    room = config.engine.max_context - settings.max_turn_tokens
+    if max(lengths) > room:
+        detail = (
+            f"a prompt of {max(lengths)} tokens and a turn of environment.max_turn_tokens = {settings.max_turn_tokens} "
+            f"exceed engine.max_context = {config.engine.max_context}"
+        )
+        return Check(name, "missing", detail, f"engine.max_context={max(lengths) + settings.max_turn_tokens} or more")
+    return Check(name, "ok", f"first prompts have {lengths[0]} (train) and {lengths[1]} (held-out) tokens")
+
+
+def _kinds(config: RunConfig, tokenizer: Path | None, folder: Path) -> Iterator[Check]:
+    """Build engine and trainer in a process of their own."""
+    if tokenizer is None:
+        return
+    arguments: dict[str, Any] = {
+        "engine": config.engine.model_dump(mode="json"),
+        "trainer": config.trainer.model_dump(mode="json"),
+        "algorithm": config.algorithm.model_dump(mode="json"),
+        "environment": config.environment.model_dump(mode="json"),
+        "tokenizer": str(tokenizer),
+        "seed": config.seed,
+        "cache_dir": str(folder),
+        "deterministic": config.deterministic,
+    }
+    command = [sys.executable, "-m", "libra.pipeline.dry_run_kinds"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(arguments), capture_output=True, text=True, timeout=_CHILD_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield Check("engine and trainer", "missing", f"not built within {_CHILD_SECONDS} s")
+        return
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        yield Check("engine and trainer", "missing", f"cannot be built: {last}", "libra doctor")
+        return
+    found = json.loads(done.stdout.splitlines()[-1])
+    for seam, kind in (("engine", config.engine.kind), ("trainer", config.trainer.kind)):
+        error = found[seam]
+        yield Check(f"{seam} {kind}", "missing" if error else "ok", error or "can be built")
+
+
+def _run_folder(config: RunConfig, *, resume: bool, fresh: bool) -> Check:
+    path = config.run_dir
+    if (path / IDENTITY_FILE).is_file():
+        what = "a finished run" if finished(path) else f"an unfinished run ({progress(path)})"
+        if resume:
+            return Check("run folder", "ok", f"{path} holds {what}: --resume goes on with it")
+        if fresh or finished(path):
+            return Check("run folder", "ok", f"{path} holds {what}, which would be moved aside")
+        return Check("run folder", "missing", f"{path} holds {what}", "--resume, --fresh, or name=<another>")
+    if resume:
+        return Check("run folder", "missing", f"there is no run to resume in {path}", "leave --resume out")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        return Check("run folder", "missing", f"{path} is there and is no run folder", "run_dir=<a new folder>")
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not os.access(parent, os.W_OK):
+        return Check("run folder", "missing", f"{parent} is not writable", "run_dir=<a folder of your own>")
+    free = shutil.disk_usage(parent).free / _GIB
+    return Check("run folder", "ok" if free >= 1 else "warn", f"{path} can be made; {free:.0f} GiB free")
+
+
+def _memory(config: RunConfig) -> Check:
+    """Processes, weights, optimizer and the trajectory buffer, against what is available now."""
+    workers, torch = config.cluster.workers, (config.engine.kind, config.trainer.kind)
+    dask = 2 + workers.rollout + workers.tool + workers.reward + workers.train
+    children = workers.rollout * (torch[0] == "torch") + workers.train * (torch[1] == "torch")
+    needed = dask * _DASK_PROCESS + children * _TORCH_PROCESS + min(config.store.buffer, _buffer_bytes(config))
+    if config.trainer.model is not None and Path(config.trainer.model).is_dir():
+        weights = _model_bytes(Path(config.trainer.model))
+        needed += weights * workers.rollout + weights * _TRAIN_BYTES // 4 * workers.train
+    available = psutil.virtual_memory().available
+    detail = f"about {needed / _GIB:.1f} GiB without caches and activations; {available / _GIB:.1f} GiB available"
+    if config.cluster.scheduler is not None:
+        return Check("memory", "ok", f"{detail} here; the workers are elsewhere")
+    return Check("memory", "ok" if needed < available else "warn", detail)
+
+
+def _buffer_bytes(config: RunConfig) -> int:
+    """Trajectories that α lets wait untrained, at their longest, 13 bytes a token."""
+    groups = (config.staleness.alpha + 1) * config.batch_groups
+    return groups * config.group_size * config.engine.max_context * 13
+
+
+def _model_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _scheduler(address: str) -> Check:
+    """Whether a scheduler answers there, and whether it has the plugin (one without never answers the plugin's RPC)."""
+    from distributed import Client
+
+    preload = "dask scheduler --preload libra.scheduler_plugin.preload"
+    try:
+        client = Client(address, timeout=_CONNECT_SECONDS)
+    except (OSError, TimeoutError, ValueError) as error:
+        return Check("scheduler", "missing", f"nothing answers at {address}: {error}", preload)
+    try:
+        client.sync(getattr(client.scheduler, wire.STATUS), token="", callback_timeout=_CONNECT_SECONDS)
+    except (OSError, TimeoutError, AttributeError, ValueError) as error:
+        detail = f"{address} has no libra plugin ({type(error).__name__})"
+        return Check("scheduler", "missing", detail, f"start it with: {preload}")
+    else:
+        workers = len(client.scheduler_info()["workers"])
+        return Check("scheduler", "ok", f"{address} has the plugin and {workers} workers")
+    finally:
+        client.close()

@@ -1,0 +1,1 @@
+"""The run loop: admission, rollout, batches, training, publishing, evaluation; start and resume."""

@@ -1,0 +1,169 @@
+"""One run on one cluster, from claim to release.
+
+Invariants: a run holds its folder's lock and the cluster's claim while it works; however it ends, its tasks are
+cancelled, its roles stopped, its weights' directory removed, and everything journaled is on disk, so that ``--resume``
+goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from distributed import Client
+
+from libra.pipeline.config import RunConfig
+from libra.pipeline.driver import dask_private
+from libra.pipeline.driver.dask_public import TopicTransport
+from libra.pipeline.driver.driver import Driver
+from libra.pipeline.driver.transport import Transport
+from libra.pipeline.run.fleet import Fleet
+from libra.pipeline.run.loop import Parts, RunLoop
+from libra.pipeline.run.play import Player, PlayRules
+from libra.pipeline.run.spec import make_spec, make_tokenizer_file
+from libra.pipeline.run.state import RunState
+from libra.pipeline.run.training import TrainingSide
+from libra.pipeline.run.waits import Emit, waiting
+from libra.pipeline.view.events import Note, Progress
+from libra.resources import wire
+from libra.resources.errors import ClusterError
+from libra.resources.types import WeightVersion
+from libra.resources.types.run import RunSpec
+from libra.resources.weights import prune_weights, release_weight_directory, weight_directory
+from libra.tasks.registry import environment_class
+
+Started = Callable[[RunLoop, Client, str], None]
+"""Called with the loop, the client and the run's id once the loop is about to run."""
+KEPT_VERSIONS = 3
+"""Published versions kept for engines that are still loading one."""
+
+
+class Scheduler:
+    """The plugin's RPCs under one claim."""
+
+    def __init__(self, client: Client, token: str) -> None:
+        self._rpc, self._token = client.scheduler, token
+
+    async def call(self, name: str, **fields: Any) -> dict[str, Any]:
+        """One RPC of `libra.resources.wire`; `ClusterError` carries the plugin's own words."""
+        reply: dict[str, Any] = await getattr(self._rpc, name)(token=self._token, **fields)
+        if error := reply.get("error"):
+            raise ClusterError(str(error))
+        return reply
+
+
+@asynccontextmanager
+async def claimed(client: Client, spec: RunSpec, emit: Emit) -> AsyncIterator[tuple[Scheduler, str]]:
+    """Hold the cluster for ``spec``; releases it at the end. `ClusterError` names another run that holds it."""
+    reply = await getattr(client.scheduler, wire.CLAIM)(spec=spec.to_wire(), client=client.id)
+    if error := reply.get("error"):
+        raise ClusterError(str(error))
+    for note in reply["notes"]:
+        emit(Note(time.time(), str(note)))
+    scheduler = Scheduler(client, reply["token"])
+    try:
+        yield scheduler, reply["token"]
+    finally:
+        if client.status == "running":
+            await asyncio.shield(scheduler.call(wire.RELEASE))
+
+
+def make_transport(client: Client) -> Transport:
+    """The fast transport where it is known to work, the public one elsewhere."""
+    return dask_private.StreamTransport(client) if dask_private.available(client) else TopicTransport(client)
+
+
+async def run_session(
+    config: RunConfig, state: RunState, client: Client, emit: Emit, started: Started
+) -> None:
+    """Run ``state`` on ``client``'s cluster until its last step; ``started`` gets the loop once it is about to run.
+
+    Raises the error that ended the run; the state stays open (its owner closes it).
+    """
+    environment_type = environment_class(config.environment.kind)
+    tokenizer = make_tokenizer_file(config, environment_type, state.folder.tokenizer)
+    environment = environment_type(config.environment, str(tokenizer), config.seed)
+    spec = make_spec(config, tokenizer, state.folder.path)
+    weights_dir = weight_directory(state.folder.path, spec.run)
+    async with AsyncExitStack() as stack:
+        stack.callback(release_weight_directory, weights_dir)
+        scheduler, token = await stack.enter_async_context(claimed(client, spec, emit))
+        fleet = Fleet(emit, lambda key, error: driver.fail(key, error))
+        driver = Driver(
+            make_transport(client),
+            token,
+            window=config.driver.window,
+            max_inflight=config.driver.max_inflight,
+            on_event=fleet.on_event,
+        )
+        stack.callback(driver.close)
+        retries = config.retries.infra
+        training = TrainingSide(driver, fleet, spec.run, config.deadlines, retries, state.newest_checkpoint, emit)
+        await begin(state, training, emit)
+
+        async def set_weights(weights: WeightVersion) -> None:
+            fields = {"version": weights.version, "path": weights.path, "digest": weights.digest}
+            await scheduler.call(wire.SET_WEIGHTS, **fields)
+            await asyncio.to_thread(prune_weights, weights_dir, KEPT_VERSIONS, {weights.version})
+
+        async def post_batch(version: int, record: dict[str, Any]) -> None:
+            await scheduler.call(wire.POST_BATCH, version=version, record=record)
+
+        async def load_by_worker() -> dict[str, int]:
+            return busy_counts(await scheduler.call(wire.STATUS))
+
+        limits = PlayRules(
+            max_turn_tokens=config.environment.max_turn_tokens,
+            wall_seconds=config.environment.wall_timeout,
+            retries=retries,
+            artifacts=environment.artifacts,
+        )
+        loop = RunLoop(
+            Parts(
+                config=config,
+                books=state.books,
+                driver=driver,
+                fleet=fleet,
+                player=Player(driver, spec.run, limits, config.retries.consecutive_infra, emit),
+                training=training,
+                environment=environment,
+                batch_path=state.folder.batch,
+                weights_dir=weights_dir,
+                set_weights=set_weights,
+                post_batch=post_batch,
+                save_checkpoint=lambda: state.save(training.save),
+                load_by_worker=load_by_worker,
+                emit=emit,
+            )
+        )
+        started(loop, client, spec.run)
+        await loop.run()
+
+
+async def begin(state: RunState, training: TrainingSide, emit: Emit) -> None:
+    """Bring the trainer to the ledger's version: by the cold start, or from the newest checkpoint and the batches
+    closed after it."""
+    if state.fresh:
+        with waiting(emit, "train", "cold start", "version 0", "the trainer", None):
+            made = await training.initialise()
+        emit(Progress(time.time(), "ready", made))
+        await state.save(training.save)
+    else:
+        with waiting(emit, "train", "recovery", "the newest checkpoint", "the trainer", None):
+            await training.restore(state.books.ledger)
+
+
+def busy_counts(status: dict[str, Any]) -> dict[str, int]:
+    """Requests in every engine (as ``rollout/<instance>``), and running tool and reward tasks, from the plugin's
+    status; as fresh as the workers' heartbeats."""
+    counts: dict[str, int] = {}
+    for name, worker in status["roles"].items():
+        beat = worker["stats"] or {"bodies": 0, "stats": {}}
+        if worker["role"] == "rollout":
+            counts[f"rollout/{name}"] = int(beat["stats"].get("running", 0))
+        elif worker["role"] in ("tool", "reward"):
+            counts[worker["role"]] = counts.get(worker["role"], 0) + int(beat["bodies"])
+    return counts

@@ -1,0 +1,152 @@
+"""The run's state on disk: opened fresh, or brought back from the newest checkpoint and the journal after it.
+
+Invariants: a checkpoint holds the trainer's files and the books of the same version, and names the journal segment that
+begins where those books end; so the books of a resumed run are the checkpoint's with every later record applied. The
+journal is pruned only below the oldest kept checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Self
+
+from libra.pipeline.config import RunConfig, to_plain
+from libra.pipeline.ledger.events import from_record
+from libra.pipeline.ledger.ledger import Ledger, Rules
+from libra.pipeline.ledger.snapshot import restore, snapshot
+from libra.pipeline.run.books import Books
+from libra.pipeline.run.waits import Emit
+from libra.pipeline.store.checkpoints import CheckpointStore
+from libra.pipeline.store.journal import Journal, read_journal
+from libra.pipeline.store.lock import RunLock
+from libra.pipeline.store.run_folder import RunFolder
+from libra.pipeline.view.events import Note
+from libra.resources.errors import StoreError
+
+MAY_DIFFER = (
+    "steps",
+    "run_dir",
+    "cluster",
+    "deadlines",
+    "driver",
+    "retries",
+    "store",
+    "staleness.deadline",
+    "staleness.on_expiry",
+)
+"""Config keys that a resumed run may change: they do not decide what is trained on what."""
+
+
+def rules_of(config: RunConfig) -> Rules:
+    """What the books need of the config."""
+    return Rules(
+        batch_groups=config.batch_groups,
+        group_size=config.group_size,
+        alpha=config.staleness.alpha,
+        steps=config.steps,
+        min_usable=config.algorithm.min_usable,
+        require_full=config.groups.partial == "require_full",
+        max_turns=config.environment.max_turns,
+    )
+
+
+class RunState:
+    """An open run folder, held by this process's lock until `close`."""
+
+    def __init__(
+        self, folder: RunFolder, lock: RunLock, books: Books, journal: Journal, checkpoints: CheckpointStore,
+        newest: tuple[int, Path] | None, emit: Emit,
+    ) -> None:  # fmt: skip
+        self.folder, self.books, self.checkpoints = folder, books, checkpoints
+        self._lock, self._journal, self._newest, self._emit = lock, journal, newest, emit
+        self._segments: dict[int, int] = {}
+
+    @classmethod
+    def create(cls, config: RunConfig, folder: RunFolder, emit: Emit) -> Self:
+        """The state of a new run in ``folder``, which was just made."""
+        lock = RunLock.acquire(folder.path, "training")
+        journal = Journal(folder.journal, config.store.journal_sync)
+        books = Books(Ledger(rules_of(config)), journal, emit)
+        return cls(folder, lock, books, journal, CheckpointStore(folder.checkpoints, config.store.keep), None, emit)
+
+    @classmethod
+    def resume(cls, config: RunConfig, emit: Emit) -> Self:
+        """Bring back the run at ``config.run_dir``. `StoreError` says what is missing, locked or different."""
+        plain = to_plain(config)
+        folder = RunFolder.resume(config.run_dir, plain, MAY_DIFFER)
+        lock = RunLock.acquire(folder.path, "training")
+        try:
+            return cls._bring_back(config, folder, lock, emit)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _bring_back(cls, config: RunConfig, folder: RunFolder, lock: RunLock, emit: Emit) -> Self:
+        checkpoints = CheckpointStore(folder.checkpoints, config.store.keep)
+        latest = checkpoints.latest()
+        for message in latest.messages:
+            emit(Note(time.time(), message))
+        found, rules = latest.checkpoint, rules_of(config)
+        state = None if found is None else found.state()
+        contents = read_journal(folder.journal, None if state is None else state["segment"])
+        if contents.tail:
+            emit(Note(time.time(), f"journal: {contents.tail}"))
+        if state is None and contents.records:
+            raise StoreError(
+                f"{folder.path} has a journal of {len(contents.records)} records but no checkpoint to apply them to; "
+                "restore a checkpoint, or start anew in another folder"
+            )
+        ledger = Ledger(rules) if state is None else restore(rules, state["ledger"])
+        for record in contents.records:
+            ledger.apply(from_record(record))
+        folder.store_config(to_plain(config))
+        journal = Journal(folder.journal, config.store.journal_sync)
+        books = Books(ledger, journal, emit)
+        newest = None if found is None else (found.step, found.path)
+        opened = cls(folder, lock, books, journal, checkpoints, newest, emit)
+        if found is not None and state is not None:
+            opened._segments[found.step] = state["segment"]
+        return opened
+
+    @property
+    def fresh(self) -> bool:
+        """Whether there is no checkpoint yet, so the trainer begins with version 0."""
+        return self._newest is None
+
+    def newest_checkpoint(self) -> tuple[int, Path]:
+        """Version and directory of the newest checkpoint. `StoreError` before the first one."""
+        if self._newest is None:
+            raise StoreError(f"{self.folder.path} has no checkpoint yet; start the run anew")
+        return self._newest
+
+    async def save(self, write: Callable[[int, Path], Awaitable[None]]) -> None:
+        """Make a checkpoint of the ledger's version; ``write(version, directory)`` adds the trainer's files."""
+        ledger = self.books.ledger
+        version = ledger.version
+        directory = self.checkpoints.begin(version)
+        try:
+            await write(version, directory)
+        except BaseException:
+            self.checkpoints.abandon(version)
+            raise
+        ledger.forget_batches(before=version)
+        segment = self._journal.rotate()
+        state: dict[str, Any] = {"ledger": snapshot(ledger), "segment": segment}
+        checkpoint = await asyncio.to_thread(self.checkpoints.commit, version, state)
+        self._newest = (checkpoint.step, checkpoint.path)
+        self._segments[version] = segment
+        kept = self.checkpoints.steps()
+        if all(step in self._segments for step in kept):
+            self._segments = {step: self._segments[step] for step in kept}
+            self._journal.prune(before=min(self._segments.values()))
+
+    def close(self) -> None:
+        """Make the journal durable and give the lock up."""
+        try:
+            self._journal.close()
+        finally:
+            self._lock.release()

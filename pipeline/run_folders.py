@@ -1,0 +1,56 @@
+"""What a command does about a run folder that is already there.
+
+Invariant: nothing is ever deleted; a folder that is in use by a living process is never moved.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from libra.pipeline.store.lock import RunLock
+from libra.pipeline.store.run_folder import RunFolder
+from libra.pipeline.view.files import read_metrics, read_summary
+from libra.resources.errors import StoreError
+
+
+def make_way(path: Path, *, resume: bool, fresh: bool) -> Path | None:
+    """Make the run folder ``path`` free for a new run, or ready to be resumed.
+
+    A finished run is moved aside to ``<path>.1``, ``.2`` …; an unfinished one is only if ``fresh`` says so. Returns
+    where it went, or None if nothing was moved. `StoreError` says what to do otherwise.
+    """
+    if not path.exists():
+        if resume:
+            raise StoreError(f"there is no run to resume in {path}: leave --resume out to start one")
+        return None
+    if resume:
+        RunFolder.open(path)
+        return None
+    if path.is_dir() and not any(path.iterdir()):
+        return None
+    RunFolder.open(path)  # anything else there is not ours to move
+    if not fresh and not finished(path):
+        raise StoreError(
+            f"{path} holds an unfinished run ({progress(path)}): --resume goes on with it, --fresh moves it aside and "
+            "starts anew, name=<another> gives the new run another folder"
+        )
+    return _set_aside(path)
+
+
+def finished(path: Path) -> bool:
+    """Whether the run in ``path`` has come to its last step."""
+    return read_summary(path).get("outcome") == "finished"
+
+
+def progress(path: Path) -> str:
+    """``step 12 done``, as far as the metrics tell."""
+    steps = read_metrics(path).steps
+    return f"step {steps[-1]['step']} done" if steps else "no step done yet"
+
+
+def _set_aside(path: Path) -> Path:
+    with RunLock.acquire(path, "moving it aside"):
+        target = next(candidate for n in count(1) if not (candidate := path.with_name(f"{path.name}.{n}")).exists())
+        path.rename(target)
+    return target

@@ -1,0 +1,90 @@
+"""The view of one run: events in; display, ``metrics.jsonl`` and ``summary.json`` out.
+
+Invariant: nothing here raises into the run loop. A part that fails (a full disk, a closed terminal) is reported once
+and left out from then on, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from libra.pipeline.view.display import Display, display_for
+from libra.pipeline.view.events import Event
+from libra.pipeline.view.files import MetricsFile, read_metrics, write_summary
+from libra.pipeline.view.monitor import Heldout, RunMonitor
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class View:
+    """Call `emit` for every event, `tick` now and then, `close` at the end. One thread."""
+
+    def __init__(self, run_dir: Path, display: Display | None = None, resume: bool = False) -> None:
+        """``run_dir`` exists. ``display``: where to show the run (None: nowhere). ``resume``: go on counting from the
+        folder's metrics."""
+        self._run_dir = run_dir
+        self._display = display
+        self._broken: set[str] = set()
+        self._closed = False
+        self.monitor = RunMonitor(time.time())
+        if resume:
+            self._guarded("metrics", self._restore)
+        self._metrics = self._guarded("metrics", lambda: MetricsFile(run_dir))
+
+    def emit(self, event: Event) -> None:
+        """Take an event in and show it."""
+        record = self._guarded("monitor", lambda: self.monitor.apply(event))
+        metrics, display = self._metrics, self._display
+        if record is not None and metrics is not None:
+            self._guarded("metrics", lambda: metrics.append(record))
+        if display is not None:
+            self._guarded("display", lambda: display.event(event, record, self.monitor))
+
+    def tick(self) -> None:
+        """Let the display show that time passes; call it about twice a second."""
+        display = self._display
+        self.monitor.advance(time.time())
+        if display is not None:
+            self._guarded("display", lambda: display.tick(self.monitor))
+
+    def close(self) -> None:
+        """Write the summary and close the display; safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        metrics, display = self._metrics, self._display
+        self._guarded("summary", lambda: write_summary(self._run_dir, self.monitor.summary()))
+        if metrics is not None:
+            self._guarded("metrics", metrics.close)
+        if display is not None:
+            self._guarded("display", lambda: display.close(self.monitor))
+
+    def _restore(self) -> None:
+        metrics = read_metrics(self._run_dir)
+        if metrics.steps:
+            points = [Heldout(**{key: point[key] for key in Heldout.__annotations__}) for point in metrics.evaluations]  # type: ignore[typeddict-item]
+            self.monitor.restore(metrics.steps[-1], points)
+
+    def _guarded(self, part: str, action: Callable[[], T]) -> T | None:
+        """The action's result; None once the part has failed. Watching a run must never end it, hence the catch-all."""
+        if part in self._broken:
+            return None
+        try:
+            return action()
+        except Exception:
+            self._broken.add(part)
+            logger.exception("the %s of run %s failed; the run goes on without it", part, self._run_dir)
+            return None
+
+
+def terminal() -> Display:
+    """The display for this process: live on a terminal, plain lines elsewhere; on standard output."""
+    return display_for(Console(file=sys.stdout))

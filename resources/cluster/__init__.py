@@ -1,0 +1,1 @@
+"""Clusters: launching a local one, attaching to a running one."""

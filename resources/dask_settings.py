@@ -1,0 +1,35 @@
+"""The Dask settings under which the step graph runs well, applied to clusters that are launched here.
+
+Invariant: what the user set in the environment (``DASK_…``) wins over these, and these over the user's config files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+
+SETTINGS: dict[str, Any] = {
+    # Stealing moves restricted tasks between eligible workers and so away from their KV.
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.active-memory-manager.start": False,
+    # An engine that takes its worker down marks every task on it; the retry budgets of the run decide instead.
+    "distributed.scheduler.allowed-failures": 1000,
+    # Continuations may wait long for a worker of their bucket; the plugin has deadlines of its own.
+    "distributed.scheduler.no-workers-timeout": None,
+    # After a worker's loss, a fetch from it blocks what depends on its result for this long.
+    "distributed.comm.timeouts.connect": "5s",
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.admin.low-level-log-length": 10,
+    "distributed.worker.profile.enabled": False,
+    "distributed.diagnostics.computations.nframes": 0,
+}
+
+
+def inherited() -> dict[str, str]:
+    """Environment variables that give a Dask process the present config with `SETTINGS` on top."""
+    config = dask.config.merge(dask.config.global_config)
+    dask.config.set(SETTINGS, config=config)
+    return {"DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(config)}

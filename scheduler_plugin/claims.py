@@ -1,0 +1,109 @@
+"""A run's hold on the cluster.
+
+Invariants: at most one claim at a time; it ends when its driver releases it or its driver's client goes; while it ends,
+its roles stop and nobody else may claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+from libra.resources.errors import ClusterError, ConfigError
+from libra.resources.keys import KINDS
+from libra.resources.types import Bucket
+from libra.resources.types.run import RunSpec
+from libra.scheduler_plugin.binding import Binder, Parts
+from libra.scheduler_plugin.policy import load_policy
+from libra.scheduler_plugin.roles import Limits
+from libra.scheduler_plugin.routing import RoutingTable
+
+_BATCHES_KEPT = 4
+"""A batch may be asked for again after a loss, but only until the next ones are trained."""
+
+
+class Claim:
+    """One run: what it asked for, its tables, its weights, its batches."""
+
+    def __init__(self, spec: RunSpec, client: str) -> None:
+        """Raises `ConfigError` for a policy or pool option that does not exist."""
+        self.spec, self.client = spec, client
+        self.message = spec.to_wire()
+        self.token = secrets.token_hex(16)
+        self.limits = _limits(spec)
+        buckets = [Bucket(tp or 1, max_context) for tp, max_context, _ in spec.buckets]
+        self.table = RoutingTable(load_policy(spec.policy), buckets)
+        self.binder: Binder | None = None
+        self.weights: dict[str, Any] | None = None
+        self.ending = False
+        self.ended = asyncio.Event()
+        self._batches: dict[int, dict[str, Any]] = {}
+        self._posted = asyncio.Condition()
+
+    @property
+    def version(self) -> int | None:
+        """Version of the current weights."""
+        return None if self.weights is None else int(self.weights["version"])
+
+    @property
+    def holder(self) -> str:
+        """How to name the run in messages."""
+        return f"run {self.spec.name!r} ({self.spec.run}) of client {self.client}"
+
+    def ours(self, key: Any) -> Parts | None:
+        """The parts of a key of this run; None for a foreign one."""
+        if type(key) is not str:
+            return None
+        parts = key.split("-")
+        if len(parts) != 6 or parts[2] != self.spec.run or parts[0] not in KINDS:
+            return None
+        return parts
+
+    def rebind_waiting(self) -> None:
+        """Instances have changed: decide again where waiting tasks go."""
+        if self.binder is not None:
+            self.binder.rebind_waiting(self.ours)
+
+    def set_weights(self, version: int, path: str, digest: str) -> None:
+        """These are the current weights from now on."""
+        self.weights = {"version": version, "path": path, "digest": digest}
+        if self.binder is not None:
+            self.binder.version = version
+
+    async def post(self, version: int, record: dict[str, Any]) -> None:
+        """The batch that ``version`` is trained on is known."""
+        self._batches[version] = record
+        for old in sorted(self._batches)[:-_BATCHES_KEPT]:
+            del self._batches[old]
+        async with self._posted:
+            self._posted.notify_all()
+
+    async def batch(self, version: int) -> dict[str, Any]:
+        """The batch of ``version`` once it is posted. `ClusterError` when the run ends before."""
+        async with self._posted:
+            await self._posted.wait_for(lambda: version in self._batches or self.ending)
+        if version not in self._batches:
+            raise ClusterError(f"{self.holder} ended before it posted the batch of version {version}")
+        return self._batches[version]
+
+    async def end(self) -> None:
+        """Whoever waits for a batch waits in vain."""
+        self.ending = True
+        async with self._posted:
+            self._posted.notify_all()
+
+
+def _limits(spec: RunSpec) -> Limits:
+    unknown = set(spec.pool) - {"restarts", "backoff", "backoff_most", "stable", "drain"}
+    if unknown:
+        raise ConfigError(
+            f"pool.{sorted(unknown)[0]} is unknown; pool takes restarts, backoff, backoff_most, stable, drain"
+        )
+    fields: dict[str, Any] = {
+        **spec.pool,
+        "start": spec.start_seconds,
+        "load": spec.load_seconds,
+        "stop": spec.stop_seconds,
+    }
+    return Limits(**fields)

@@ -1,0 +1,250 @@
+"""The scheduler plugin: Dask's hooks on one side; routing, roles and guests on the other.
+
+Every hook and handler is guarded: a failure is counted, logged as an error and told to the driver (`alarms`); it never
+reaches Dask, which would log a hook's exception at INFO level and close the stream of a handler that raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+from distributed import SchedulerPlugin
+from distributed.protocol.pickle import dumps
+from tornado.ioloop import PeriodicCallback
+
+from libra.resources import wire
+from libra.resources.bootstrap import Bootstrap
+from libra.resources.errors import DeadlineError
+from libra.scheduler_plugin import guests, roles
+from libra.scheduler_plugin.alarms import Alarms
+from libra.scheduler_plugin.claims import Claim
+from libra.scheduler_plugin.forwarding import Outbox
+from libra.scheduler_plugin.pool import Pool
+from libra.scheduler_plugin.requests import Requests
+from libra.scheduler_plugin.retag import stimulus
+
+_TICK_MILLISECONDS = 50
+
+P = ParamSpec("P")
+
+
+def _guarded(method: Callable[P, None]) -> Callable[P, None]:
+    """Ring the alarm instead of raising."""
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - see the module's docstring
+            plugin: Any = args[0]
+            plugin.alarms.ring(method.__name__, error)
+
+    return guarded
+
+
+class LibraScheduler(SchedulerPlugin):
+    """One a scheduler; registered by `libra.scheduler_plugin.preload`."""
+
+    name = "libra"
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.alarms = Alarms(lambda where, error: self.tell("alarm", where=where, error=error))
+        self.claim: Claim | None = None
+        self.stats: dict[str, Any] = {}
+        """The engines' stats from the workers' heartbeats, by worker name."""
+        self.scheduler: Any = None
+        self.pool: Pool
+        self.outbox: Outbox
+
+    async def start(self, scheduler: Any) -> None:
+        """Install handlers, the extension and the worker side. Dask may call this twice."""
+        if self.scheduler is not None:
+            return
+        self.scheduler = scheduler
+        self.pool = Pool(scheduler, self.tell)
+        self.outbox = Outbox(scheduler, self.alarms)
+        scheduler.handlers.update(Requests(self).handlers())
+        scheduler.stream_handlers.update(
+            {
+                wire.OPEN: self.on_open,
+                wire.END: self.on_end,
+                wire.ROLE_STATE: self.on_role_state,
+                wire.WEIGHTS_LOADED: self.on_weights_loaded,
+                wire.PROGRESS: self.on_progress,
+            }
+        )
+        scheduler.extensions[wire.EXTENSION] = self
+        callback = PeriodicCallback(self.tick, _TICK_MILLISECONDS)
+        scheduler.periodic_callbacks["libra"] = callback
+        await scheduler.register_worker_plugin(comm=None, plugin=dumps(Bootstrap()), name="libra", idempotent=True)
+        self.pool.refresh()
+        if not callback.is_running():
+            callback.start()
+
+    # Hooks.
+
+    @_guarded
+    def update_graph(self, scheduler: Any, *, tasks: list[Any], **_: Any) -> None:
+        """A graph has arrived; none of its tasks has moved yet."""
+        claim = self.claim
+        if claim is None or claim.binder is None:
+            return
+        for key in tasks:
+            task = scheduler.tasks[key]
+            if task.state != "released":
+                continue
+            parts = claim.ours(key)
+            if parts is not None:
+                claim.binder.arrive(task, parts)
+            else:
+                guests.restrict(task)
+
+    def transition(self, key: Any, start: str, finish: str, *_: Any, **__: Any) -> None:
+        """A task has moved; its dependents have not yet. On the hot path: leave at once where nothing is to do."""
+        if start == "processing" and self.claim is not None:
+            self._left_worker(key, finish)
+
+    @_guarded
+    def _left_worker(self, key: Any, finish: str) -> None:
+        claim = self.claim
+        assert claim is not None
+        assert claim.binder is not None
+        task = self.scheduler.tasks[key]
+        parts = claim.ours(key)
+        if parts is None:
+            guests.restrict(task)
+        elif finish == "memory":
+            if parts[0] == "tool":
+                claim.binder.tool_returned(task, parts)
+            else:
+                self.outbox.finished(task)
+        elif finish == "released":
+            claim.binder.came_back(task, parts)
+
+    @_guarded
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """A worker has joined and has no tasks yet."""
+        self.pool.add_worker(worker)
+
+    @_guarded
+    def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str, **_: Any) -> None:
+        """A worker has gone and its tasks have been released."""
+        self.pool.remove_worker(worker)
+        live = {str(ws.name) for ws in scheduler.workers.values()}
+        self.stats = {name: data for name, data in self.stats.items() if name in live}
+
+    @_guarded
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """A client has gone and what it wanted has been released: a driver's claim ends with it."""
+        self.outbox.by_topic.discard(client)
+        if self.claim is not None and self.claim.client == client:
+            self.end_claim(self.claim)
+
+    @_guarded
+    def heartbeat(self, worker: Any, data: Any) -> None:
+        """The extension's side of a worker's heartbeat."""
+        self.stats[str(worker.name)] = data
+
+    async def before_close(self) -> None:
+        """The scheduler closes: end the roles while the workers still listen."""
+        if self.claim is not None:
+            self.end_claim(self.claim)
+            # Streams flush within their batching interval; then the workers are told to close.
+            await asyncio.sleep(0.02)
+
+    # Messages.
+
+    @_guarded
+    def on_open(self, token: str, contexts: dict[str, int], client: str = "") -> None:
+        """`wire.OPEN`."""
+        if (claim := self.holds(token)) is not None and claim.binder is not None:
+            claim.binder.opened(contexts)
+
+    @_guarded
+    def on_end(self, token: str, trajectories: list[str], client: str = "") -> None:
+        """`wire.END`."""
+        if (claim := self.holds(token)) is not None and claim.binder is not None:
+            claim.binder.ended(trajectories)
+
+    @_guarded
+    def on_role_state(
+        self,
+        role: str,
+        epoch: int,
+        state: str,
+        version: int | None = None,
+        slots: int | None = None,
+        error: str | None = None,
+        worker: str = "",
+    ) -> None:
+        """`wire.ROLE_STATE`."""
+        self.pool.reported(worker, roles.Reported(epoch, state, version, slots or 0, error))
+
+    @_guarded
+    def on_weights_loaded(
+        self, epoch: int, version: int, digest: str = "", error: str | None = None, worker: str = ""
+    ) -> None:
+        """`wire.WEIGHTS_LOADED`."""
+        self.pool.loaded(worker, roles.Loaded(epoch, version, error))
+
+    @_guarded
+    def on_progress(self, fields: dict[str, Any], worker: str = "") -> None:
+        """`wire.PROGRESS`."""
+        self.tell("progress", fields=fields)
+
+    # What the parts of the plugin share.
+
+    def holds(self, token: str | None) -> Claim | None:
+        """The claim that ``token`` belongs to, if it holds the cluster."""
+        claim = self.claim
+        if claim is None or claim.ending or token != claim.token:
+            self.alarms.count("refused")
+            return None
+        return claim
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Send an event to the driver, if there is one."""
+        if self.claim is not None and self.scheduler is not None:
+            self.outbox.send(self.claim.client, {"op": wire.EVENT, "event": event, **fields})
+
+    def end_claim(self, claim: Claim) -> None:
+        """Cancel the run's tasks and stop its roles; `tick` sees it through."""
+        if claim.ending:
+            return
+        claim.ending = True
+        self.scheduler._ongoing_background_tasks.call_soon(claim.end)
+        if claim.client in self.scheduler.clients:
+            wanted = [t.key for t in self.scheduler.clients[claim.client].wants_what if claim.ours(t.key)]
+            self.scheduler.client_releases_keys(keys=wanted, client=claim.client, stimulus_id=stimulus("end"))
+        self.pool.end()
+
+    @_guarded
+    def tick(self) -> None:
+        """Everything that has a deadline."""
+        self.pool.tick()
+        claim = self.claim
+        if claim is None or claim.binder is None:
+            return
+        if claim.ending:
+            if self.pool.at_rest:
+                self.pool.finish()
+                self.claim = None
+                claim.ended.set()
+            return
+        self._give_up_unbound(claim)
+
+    def _give_up_unbound(self, claim: Claim) -> None:
+        assert claim.binder is not None
+        seconds = claim.spec.bind_seconds
+        expired = list(claim.binder.expired(seconds))
+        for key, reason in expired:
+            waits = DeadlineError(f"a decision where {key} runs", "the bucket policy", seconds, f"Reason: {reason}")
+            self.tell("unbound", key=key, reason=str(waits), time=time.time())
+        if expired and claim.client in self.scheduler.clients:
+            keys = [key for key, _ in expired]
+            self.scheduler.client_releases_keys(keys=keys, client=claim.client, stimulus_id=stimulus("unbound"))

@@ -1,0 +1,166 @@
+"""Where every trajectory stands: its context, its tool returns, the instance with its KV, the worker with its session.
+
+Pure: fed by the plugin, asked by it, no Dask. Invariants: an instance's load is the sum over the trajectories whose KV
+it holds; a trajectory that has ended leaves nothing behind; only instances and tool workers that are offered now are
+ever answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from libra.resources.tags import rollout_tag
+from libra.resources.types import Bucket, RolloutInstance, ToolState
+from libra.scheduler_plugin.policy import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
+
+
+class Route:
+    """One live trajectory. ``context``: tokens before its next segment, None while nobody has told; ``held``: the
+    tokens that count towards ``instance``'s load."""
+
+    __slots__ = ("context", "held", "history", "instance", "session")
+
+    def __init__(self) -> None:
+        self.context: int | None = None
+        self.held = 0
+        self.history: list[ToolState] = []
+        self.instance: str | None = None
+        self.session: str | None = None
+
+
+class RoutingTable:
+    """The routing table of one run."""
+
+    def __init__(self, policy: BucketPolicy, buckets: Sequence[Bucket]) -> None:
+        self.policy = policy
+        self.buckets = tuple(buckets)
+        self.routes: dict[str, Route] = {}
+        self.instances: dict[str, RolloutInstance] = {}
+        self.tools: dict[str, int] = {}
+        """Sessions by address of the tool workers that are ready."""
+        self._tags = frozenset(rollout_tag(bucket.tp) for bucket in buckets)
+        self._listed: tuple[RolloutInstance, ...] | None = None
+
+    # Instances and tool workers come and go.
+
+    def offer(self, address: str, name: str, tp: int, slots: int) -> None:
+        """A rollout instance takes segments from now on."""
+        self.instances[address] = RolloutInstance(address, name, tp, slots, 0, 0)
+        self._listed = None
+
+    def offer_tool(self, address: str) -> None:
+        """A tool worker takes calls from now on."""
+        self.tools.setdefault(address, 0)
+
+    def withdraw(self, address: str) -> None:
+        """A worker takes nothing any more, and what it held for trajectories is gone."""
+        if self.instances.pop(address, None) is not None:
+            self._listed = None
+            for route in self.routes.values():
+                if route.instance == address:
+                    route.instance, route.held = None, 0
+        if self.tools.pop(address, None) is not None:
+            for route in self.routes.values():
+                if route.session == address:
+                    route.session = None
+
+    # Trajectories advance.
+
+    def open(self, trajectory: str, context: int, first: bool) -> None:
+        """A segment without a tool before it will come; ``first``: it begins the trajectory (again)."""
+        route = self._route(trajectory)
+        route.context = context
+        if first:
+            route.history.clear()
+
+    def returned(self, trajectory: str, turn: int, state: ToolState, context: int) -> None:
+        """Call number ``turn`` has returned, maybe again; the context has grown to ``context``."""
+        route = self._route(trajectory)
+        route.context = context
+        del route.history[turn:]
+        route.history.append(state)
+
+    def place(self, trajectory: str) -> tuple[Placement, str | None]:
+        """Where the trajectory's next segment runs, and the instance that held its KV if that is now another one.
+
+        Raises what the policy raises, and `ValueError` for an answer that is no valid placement.
+        """
+        route = self.routes.get(trajectory)
+        if route is None or route.context is None:
+            raise ValueError(
+                f"nobody has told the context of trajectory {trajectory}: its graph came without `libra-open`"
+            )
+        if self._listed is None:
+            self._listed = tuple(self.instances.values())
+        request = PlacementRequest(trajectory, route.context, route.history, route.instance)
+        placement = self.policy.place(request, self._listed, self.buckets)
+        self._check(placement)
+        return placement, self._hold(route, placement.address)
+
+    def session(self, trajectory: str) -> str | None:
+        """The tool worker with the trajectory's session; the first call opens it on the least loaded one. None: no tool
+        worker is ready."""
+        route = self._route(trajectory)
+        if route.session is None and self.tools:
+            route.session = min(self.tools, key=lambda address: (self.tools[address], address))
+            self.tools[route.session] += 1
+        return route.session
+
+    def end(self, trajectories: Iterable[str]) -> dict[str, list[str]]:
+        """Trajectories that have ended, by address of the workers that hold something of theirs."""
+        holders: dict[str, list[str]] = {}
+        for trajectory in trajectories:
+            route = self.routes.pop(trajectory, None)
+            if route is None:
+                continue
+            for address in (self._hold(route, None), route.session):
+                if address is not None:
+                    holders.setdefault(address, []).append(trajectory)
+            if route.session in self.tools:
+                self.tools[route.session] -= 1
+            self.policy.observe(FinishedTrajectory(trajectory, route.context or 0, route.history))
+        return holders
+
+    def _route(self, trajectory: str) -> Route:
+        route = self.routes.get(trajectory)
+        if route is None:
+            route = self.routes[trajectory] = Route()
+        return route
+
+    def _check(self, placement: Placement) -> None:
+        if placement.tag not in self._tags:
+            raise ValueError(
+                f"the bucket policy answered the tag {placement.tag!r}; buckets have {', '.join(sorted(self._tags))}"
+            )
+        if placement.address is not None:
+            instance = self.instances.get(placement.address)
+            if instance is None or rollout_tag(instance.tp) != placement.tag:
+                raise ValueError(
+                    f"the bucket policy answered instance {placement.address!r} for {placement.tag}; it is not ready "
+                    "there"
+                )
+
+    def _hold(self, route: Route, address: str | None) -> str | None:
+        """Move a trajectory's load to ``address``; the instance it came from, if that is another one."""
+        old = route.instance
+        if old is not None and old != address:
+            self._count(old, -1, -route.held)
+        if address is not None:
+            context = route.context or 0
+            if old == address:
+                self._count(address, 0, context - route.held)
+            else:
+                self._count(address, 1, context)
+            route.held = context
+        else:
+            route.held = 0
+        route.instance = address
+        return old if old != address else None
+
+    def _count(self, address: str, sequences: int, tokens: int) -> None:
+        instance = self.instances[address]
+        self.instances[address] = replace(
+            instance, sequences=instance.sequences + sequences, tokens=instance.tokens + tokens
+        )
+        self._listed = None

@@ -1,0 +1,138 @@
+"""The engine's process: ``python -m libra.tasks.child.engine_host FD``.
+
+Config: ``engine`` (EngineConfig as a dict), ``tokenizer`` (path or None), ``deterministic``. One thread drives the
+engine: it takes the requests that have arrived, advances the engine by a step while it is busy, and sleeps when there
+is nothing to do. Invariants: every ``submit`` is answered by exactly one entry of a ``generated`` event; an exception
+in `Engine.step` ends the process, with the engine's own text as the reason.
+
+Requests: ``submit`` (the fields of `GenerateRequest`), ``abort`` (``request``), ``release`` (``sequences``), ``load``
+(``version``, ``path``, ``digest`` → ``{"version"}``), ``stats`` (→ the fields of `EngineStats`), ``close``. Events:
+``ready``, ``generated`` (``ended``: the fields of `Generated` of each), ``stats`` (when they have changed, at most once
+a second).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from libra.resources.errors import LibraError
+from libra.resources.types import WeightVersion
+from libra.tasks.child.host import Channel, Request, error_text, run_child, unknown_op
+from libra.tasks.engines.base import Engine, EngineConfig, Generated, GenerateRequest
+from libra.tasks.registry import engine_class
+
+STATS_SECONDS = 1.0
+OPS = ("submit", "abort", "release", "load", "stats", "close")
+
+
+def main(channel: Channel) -> None:
+    """Build the engine, then serve until ``close``."""
+    config = channel.config()
+    settings = EngineConfig(**config["engine"])
+    engine = engine_class(settings.kind)(
+        settings, tokenizer_path=config["tokenizer"], deterministic=config["deterministic"]
+    )
+    channel.event("ready", slots=settings.slots)
+    try:
+        EngineHost(channel, engine).run()
+    finally:
+        engine.close()
+
+
+class EngineHost:
+    """The loop between the channel and one engine."""
+
+    def __init__(self, channel: Channel, engine: Engine) -> None:
+        self._channel, self._engine = channel, engine
+        self._open = True
+        self._pushed = 0.0
+        self._reported = True
+
+    def run(self) -> None:
+        """Serve until ``close``."""
+        while self._open:
+            for request in self._channel.requests(self._patience()):
+                self._handle(request)
+                self._reported = False
+            if self._engine.busy:
+                self._send(self._engine.step())
+                self._reported = False
+            self._push_stats()
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a request: none while busy; when idle, until stats are due if they have changed."""
+        if self._engine.busy:
+            return 0.0
+        return None if self._reported else max(0.0, self._pushed + STATS_SECONDS - time.monotonic())
+
+    def _handle(self, request: Request) -> None:
+        args = request.args
+        match request.op:
+            case "submit":
+                self._submit(GenerateRequest(**{**args, "stop": tuple(args["stop"])}))
+            case "abort":
+                self._engine.abort(args["request"])
+            case "release":
+                for sequence in args["sequences"]:
+                    self._engine.release(sequence)
+            case "load":
+                self._load(request)
+            case "stats":
+                self._channel.reply(request, asdict(self._engine.stats()))
+            case "close":
+                self._open = False
+            case _:
+                self._channel.refuse(request, unknown_op(request, OPS))
+
+    def _submit(self, request: GenerateRequest) -> None:
+        try:
+            self._engine.submit(request)
+        except (ValueError, LibraError) as error:
+            # Only this request is wrong; the others go on.
+            self._send([failed(request, error_text(error))])
+
+    def _load(self, request: Request) -> None:
+        try:
+            self._engine.load(WeightVersion(**request.args))
+        except LibraError as error:
+            self._channel.refuse(request, error)
+        else:
+            self._channel.reply(request, {"version": self._engine.version})
+
+    def _send(self, ended: list[Generated]) -> None:
+        if ended:
+            self._channel.event("generated", ended=[generated_to_wire(one) for one in ended])
+
+    def _push_stats(self) -> None:
+        now = time.monotonic()
+        if not self._reported and now - self._pushed >= STATS_SECONDS:
+            self._pushed, self._reported = now, True
+            self._channel.event("stats", **asdict(self._engine.stats()))
+
+
+def failed(request: GenerateRequest, error: str) -> Generated:
+    """The end of a request that never ran."""
+    return Generated(
+        request.id,
+        request.sequence,
+        np.empty(0, np.int32),
+        np.empty(0, np.float32),
+        np.empty(0, np.int32),
+        finish="abort",
+        cached=0,
+        queued=0.0,
+        error=error,
+    )
+
+
+def generated_to_wire(generated: Generated) -> dict[str, Any]:
+    """The fields of a `Generated` (arrays stay arrays)."""
+    return {name: getattr(generated, name) for name in Generated.__slots__}
+
+
+if __name__ == "__main__":
+    run_child(main)

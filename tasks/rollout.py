@@ -1,0 +1,232 @@
+"""The rollout role, which owns an engine's process, and the body of rollout tasks.
+
+Invariants: a generate call ends exactly once (a segment, or an `InfraError` with the engine's own text); a call that is
+cancelled or runs out of time is aborted in the engine, which frees its slot; loading a version that is loaded does
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from libra.resources.codec import segment_to_wire, tool_return_from_wire
+from libra.resources.errors import InfraError, TaskError
+from libra.resources.types import Segment, Tokens, TrajectoryId, WeightVersion
+from libra.tasks.child.host import error_text
+from libra.tasks.child.parent import ChildProcess
+from libra.tasks.engines.base import EngineConfig
+from libra.tasks.envs.base import Action, Environment, EnvironmentConfig
+from libra.tasks.names import sample_stream, temperature
+from libra.tasks.roles import Role, Setting, make_environment
+from libra.tasks.running import Request, run_body
+
+_HOST = "libra.tasks.child.engine_host"
+
+
+async def rollout(blob: bytes, tool: dict[str, Any] | None = None) -> None:
+    """Body of a rollout task: one segment of one trajectory, and what it means.
+
+    ``blob`` packs ``key``, ``trajectory``, ``turn``, ``tokens`` (int32, the context before the tool payload),
+    ``max_new`` and ``heldout``; ``tool`` is what the tool task returned, whose payload continues the context. Leaves
+    ``segment``, ``action`` (``kind``, ``call``, ``end``) and ``tool`` as the task's metadata.
+    """
+
+    async def work(role: RolloutRole, request: Request) -> tuple[dict[str, Any], None]:
+        context: Tokens = request["tokens"]
+        if tool is not None:
+            context = np.concatenate([context, tool_return_from_wire(tool).payload])
+        segment = await role.generate(TrajectoryId.parse(request["trajectory"]), context, request["max_new"])
+        action = judge(role.environment, segment, role.room(len(context)))
+        return {"segment": segment_to_wire(segment), "action": asdict(action), "tool": tool}, None
+
+    await run_body(RolloutRole, blob, work)
+
+
+def judge(environment: Environment, segment: Segment, room: int) -> Action:
+    """What a segment means. One that filled the ``room`` which the context limit left ends the trajectory with
+    ``tokens``. `TaskError` if the environment cannot tell."""
+    if segment.finish != "stop" and len(segment.tokens) >= room:
+        return Action("final", end="tokens")
+    try:
+        return environment.parse(segment.tokens, segment.finish == "stop")
+    except Exception as error:
+        raise TaskError(f"the environment cannot parse a turn: {error_text(error)}") from error
+
+
+class RolloutRole(Role):
+    """One engine, in a process of its own."""
+
+    name = "rollout"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._config = EngineConfig(**self.spec.engine)
+        # No request may take longer than its whole trajectory.
+        self._limit = EnvironmentConfig(**self.spec.environment).wall_timeout
+        self._max_context = min(self.spec.max_context, self._config.max_context)
+        self._engine: asyncio.Future[ChildProcess] = asyncio.get_running_loop().create_future()
+        self._pending: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
+        self._numbers = itertools.count()
+        self._loaded: int | None = None
+        self._stats: dict[str, Any] = {}
+        self.environment: Environment
+
+    async def start(self) -> None:
+        spec = self.spec
+        try:
+            self.environment = await asyncio.to_thread(make_environment, spec)
+            child = await ChildProcess.start(
+                _HOST,
+                {"engine": spec.engine, "tokenizer": spec.tokenizer, "deterministic": spec.deterministic},
+                name=f"engine of {self.setting.worker}",
+                log=self.setting.log("rollout"),
+                seconds=spec.start_seconds,
+                threads=self._config.threads,
+                on_event=self._on_event,
+                on_exit=self._on_exit,
+            )
+        except BaseException as error:
+            # Whoever waits to load weights ends with it.
+            self._engine.set_exception(InfraError(f"the engine did not start: {error_text(error)}"))
+            self._engine.exception()
+            raise
+        self._engine.set_result(child)
+
+    async def stop(self) -> None:
+        self._fail_pending(f"the engine of {self.setting.worker} is being stopped")
+        if self._engine.done() and self._engine.exception() is None:
+            await self._engine.result().stop(self.spec.stop_seconds / 2)
+
+    async def load(self, weights: WeightVersion) -> None:
+        """Load published weights, once the engine is up. Raises `WeightError` (the old ones stay), `InfraError` or
+        `DeadlineError`."""
+        engine = await asyncio.shield(self._engine)
+        if self._loaded != weights.version:
+            loaded = await engine.call("load", seconds=self.spec.load_seconds, **asdict(weights))
+            self._loaded = loaded["version"]
+
+    def room(self, context: int) -> int:
+        """Tokens that may follow a context of this many."""
+        return self._max_context - context
+
+    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int) -> Segment:
+        """Continue ``context`` by up to ``max_new`` tokens, fewer if the context limit is nearer; none if it is
+        reached."""
+        started = time.time()
+        max_new = min(max_new, self.room(len(context)))
+        if max_new < 1:
+            return _empty_segment(len(context), self.setting.worker, started)
+        end = await self._request(
+            str(trajectory),
+            tokens=np.asarray(context, np.int32),
+            max_new=max_new,
+            stop=list(self.environment.stop),
+            temperature=temperature(self.spec, trajectory),
+            stream=sample_stream(self.spec, trajectory),
+        )
+        return Segment(
+            end["tokens"],
+            end["logprobs"],
+            end["versions"],
+            end["finish"],
+            context=len(context),
+            cached=end["cached"],
+            instance=self.setting.worker,
+            started=started,
+            ended=time.time(),
+            queued=end["queued"],
+        )
+
+    def forget(self, trajectories: Iterable[str]) -> None:
+        ended = set(trajectories)
+        engine = self._living()
+        for identifier, (trajectory, future) in self._pending.items():
+            if trajectory in ended and not future.done():
+                future.set_exception(InfraError(f"{trajectory} has ended; its request is aborted"))
+                if engine is not None:
+                    engine.send("abort", request=identifier)
+        if engine is not None:
+            engine.send("release", sequences=sorted(ended))
+
+    @property
+    def ready(self) -> bool:
+        return self._loaded is not None
+
+    @property
+    def version(self) -> int | None:
+        return self._loaded
+
+    def slots(self, threads: int) -> int:
+        return self._config.slots
+
+    def stats(self) -> dict[str, Any]:
+        return {**self._stats, "pending": len(self._pending)}
+
+    async def _request(self, trajectory: str, **fields: Any) -> dict[str, Any]:
+        """The fields of the engine's `Generated`."""
+        engine = self._engine.result()
+        identifier = f"{trajectory}/{next(self._numbers)}"
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._pending[identifier] = (trajectory, future)
+        try:
+            engine.send("submit", id=identifier, sequence=trajectory, **fields)
+            async with asyncio.timeout(self._limit):
+                end = await future
+        except TimeoutError:
+            raise InfraError(
+                f"{engine.name} did not finish a request of {trajectory} within environment.wall_timeout = "
+                f"{self._limit:g} s (its log: {engine.log})"
+            ) from None
+        finally:
+            del self._pending[identifier]
+            if future.cancelled() and self._living() is not None:
+                engine.send("abort", request=identifier)
+        if end["error"] is not None or end["finish"] == "abort":
+            raise InfraError(f"{engine.name} ended a request of {trajectory}: {end['error'] or 'aborted'}")
+        return end
+
+    def _living(self) -> ChildProcess | None:
+        """The engine if it can be spoken to."""
+        if not self._engine.done() or self._engine.exception() is not None:
+            return None
+        engine = self._engine.result()
+        return engine if engine.alive else None
+
+    def _on_event(self, name: str, fields: dict[str, Any]) -> None:
+        if name == "stats":
+            self._stats = fields
+        elif name == "generated":
+            for end in fields["ended"]:
+                _, future = self._pending.get(end["id"], ("", None))
+                if future is not None and not future.done():
+                    future.set_result(end)
+
+    def _on_exit(self, death: str) -> None:
+        self._fail_pending(death)
+        self.setting.on_lost(death)
+
+    def _fail_pending(self, reason: str) -> None:
+        for _, future in self._pending.values():
+            if not future.done():
+                future.set_exception(InfraError(reason))
+
+
+def _empty_segment(context: int, instance: str, now: float) -> Segment:
+    return Segment(
+        np.empty(0, np.int32),
+        np.empty(0, np.float32),
+        np.empty(0, np.int32),
+        "length",
+        context=context,
+        cached=0,
+        instance=instance,
+        started=now,
+        ended=now,
+    )

@@ -1,0 +1,88 @@
+"""How a task's body runs on its worker: it finds its role, leaves its result, and can be cancelled.
+
+Dask does not cancel a coroutine whose task is released; the worker plugin does, through `Bodies`. Invariants: a body
+that is cancelled ends at once with ``Reschedule``, which Dask drops for a task that nobody wants any more and obeys for
+one that was wanted again in the meantime; a body's result is in the task's metadata before the task finishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from distributed import Reschedule, Worker, get_worker
+
+from libra.resources import wire
+from libra.resources.codec import unpack
+from libra.resources.errors import InfraError
+from libra.tasks.roles import Role
+
+Request = dict[str, Any]
+R = TypeVar("R", bound=Role)
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """What a body needs of the worker plugin."""
+
+    worker: Worker
+    bodies: Bodies
+    role: Role | None
+    state: str
+
+
+class Bodies:
+    """The bodies that are running on one worker, by task key."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._cancelled: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    async def run(self, key: str, work: Awaitable[T]) -> T:
+        """Await ``work`` as the body of the task ``key``."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[key] = task
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if key not in self._cancelled:
+                raise  # the worker is closing
+            task.uncancel()
+            raise Reschedule from None
+        finally:
+            del self._running[key]
+            self._cancelled.discard(key)
+
+    def cancel(self, key: str) -> None:
+        """End the body of ``key`` if it is running."""
+        task = self._running.get(key)
+        if task is not None and key not in self._cancelled:
+            self._cancelled.add(key)
+            task.cancel()
+
+
+async def run_body(
+    role_class: type[R], blob: bytes, work: Callable[[R, Request], Awaitable[tuple[dict[str, Any], T]]]
+) -> T:
+    """Run ``work(role, request)`` for the task that ``blob`` describes; it returns the task's metadata and its value.
+
+    `InfraError` if the worker does not have the role, ready (any more).
+    """
+    host: Host = get_worker().extensions[wire.EXTENSION]
+    request: Request = unpack(blob)
+    key, role = request["key"], host.role
+    tasks = host.worker.state.tasks
+    if tasks[key].state not in ("executing", "long-running"):
+        raise Reschedule  # released before its first line ran
+    # A lost role still tells, with its child's last words, why it does not work.
+    if not isinstance(role, role_class) or host.state not in ("ready", "lost"):
+        having = "no role" if role is None else f"the role {role.name!r} ({host.state})"
+        raise InfraError(f"{key} needs a worker with the role {role_class.name!r}; {host.worker.name} has {having}")
+    metadata, value = await host.bodies.run(key, work(role, request))
+    tasks[key].metadata[wire.METADATA] = metadata
+    return value

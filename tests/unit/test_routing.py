@@ -1,0 +1,154 @@
+"""Buckets, stickiness and load, without Dask."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libra.resources.errors import ConfigError
+from libra.resources.types import Bucket, RolloutInstance, ToolState
+from libra.scheduler_plugin.policy import Placement, PlacementRequest, load_policy
+from libra.scheduler_plugin.policy.context_bounds import ContextBounds
+from libra.scheduler_plugin.routing import RoutingTable
+
+BUCKETS = (Bucket(1, 100), Bucket(2, 1000), Bucket(4, None))
+OK = ToolState("search", 0, "ok")
+
+
+def request(context: int, current: str | None = None) -> PlacementRequest:
+    return PlacementRequest("g0m0", context, (), current)
+
+
+def instance(name: str, tp: int, tokens: int = 0) -> RolloutInstance:
+    return RolloutInstance(f"tcp://{name}", name, tp, 8, 0, tokens)
+
+
+@given(st.integers(1, 3000), st.sets(st.sampled_from((1, 2, 4))))
+def test_the_smallest_bucket_that_holds_the_context_whichever_instances_there_are(context: int, tps: set[int]) -> None:
+    placement = ContextBounds({}).place(request(context), [instance(f"i{tp}", tp) for tp in tps], BUCKETS)
+    tp = 1 if context <= 100 else 2 if context <= 1000 else 4
+    assert placement == Placement(f"rollout:tp{tp}", f"tcp://i{tp}" if tp in tps else None)
+
+
+def test_a_context_beyond_every_bound_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no bucket holds a context of 101 tokens"):
+        ContextBounds({}).place(request(101), [], BUCKETS[:1])
+
+
+def test_a_trajectory_stays_where_its_kv_is_unless_that_is_much_more_loaded() -> None:
+    policy = ContextBounds({"margin": 0.5})
+    near = [instance("a", 1, 150), instance("b", 1, 50)]
+    assert policy.place(request(50, "tcp://a"), near, BUCKETS).address == "tcp://a"
+    far = [instance("a", 1, 900), instance("b", 1, 50)]
+    assert policy.place(request(50, "tcp://a"), far, BUCKETS).address == "tcp://b"
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"kind": "context_bounds", "slack": 1}, "policy.slack"),
+        ({"kind": "no.such:Policy"}, "cannot be imported"),
+        ({"kind": "libra.resources.types:Bucket"}, "is no bucket policy"),
+    ],
+)
+def test_a_wrong_policy_is_a_config_error_that_names_it(config: dict[str, object], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load_policy(config)
+
+
+def table(*instances: tuple[str, int]) -> RoutingTable:
+    result = RoutingTable(ContextBounds({}), BUCKETS)
+    for name, tp in instances:
+        result.offer(f"tcp://{name}", name, tp, 8)
+    return result
+
+
+def test_first_segments_spread_over_the_instances_of_a_bucket() -> None:
+    routes = table(("a", 1), ("b", 1))
+    for number in range(6):
+        routes.open(f"g0m{number}", 40, first=True)
+        routes.place(f"g0m{number}")
+    assert [(i.sequences, i.tokens) for i in routes.instances.values()] == [(3, 120), (3, 120)]
+
+
+def test_a_growing_trajectory_moves_up_and_its_old_instance_is_named_once() -> None:
+    routes = table(("a", 1), ("b", 2))
+    routes.open("g0m0", 40, first=True)
+    assert routes.place("g0m0") == (Placement("rollout:tp1", "tcp://a"), None)
+    routes.returned("g0m0", 0, OK, 90)
+    assert routes.place("g0m0") == (Placement("rollout:tp1", "tcp://a"), None)
+    routes.returned("g0m0", 1, OK, 500)
+    assert routes.place("g0m0") == (Placement("rollout:tp2", "tcp://b"), "tcp://a")
+    assert [(i.sequences, i.tokens) for i in routes.instances.values()] == [(0, 0), (1, 500)]
+
+
+def test_a_repeated_tool_call_replaces_what_the_first_run_reported() -> None:
+    routes = table(("a", 1))
+    routes.returned("g0m0", 0, OK, 50)
+    routes.returned("g0m0", 0, ToolState("search", 3, "busy"), 60)
+    assert [state.size for state in routes.routes["g0m0"].history] == [3]
+
+
+def test_what_a_lost_worker_held_is_gone() -> None:
+    routes = table(("a", 1))
+    routes.offer_tool("tcp://t")
+    routes.open("g0m0", 40, first=True)
+    routes.place("g0m0")
+    assert routes.session("g0m0") == "tcp://t"
+    routes.withdraw("tcp://a")
+    routes.withdraw("tcp://t")
+    assert routes.place("g0m0") == (Placement("rollout:tp1"), None)
+    assert routes.session("g0m0") is None
+    routes.offer_tool("tcp://t2")
+    assert routes.session("g0m0") == "tcp://t2"
+
+
+def test_a_trajectory_that_ended_leaves_nothing() -> None:
+    routes = table(("a", 1))
+    routes.offer_tool("tcp://t")
+    routes.open("g0m0", 40, first=True)
+    routes.place("g0m0")
+    routes.session("g0m0")
+    assert routes.end(["g0m0", "g9m9"]) == {"tcp://a": ["g0m0"], "tcp://t": ["g0m0"]}
+    assert not routes.routes
+    assert routes.tools == {"tcp://t": 0}
+    assert routes.instances["tcp://a"].tokens == 0
+
+
+def test_an_answer_that_is_no_placement_is_refused() -> None:
+    class Wrong(ContextBounds):
+        def place(self, *_: object) -> Placement:  # type: ignore[override]
+            return Placement("rollout:tp1", "tcp://b")
+
+    routes = RoutingTable(Wrong({}), BUCKETS)
+    routes.offer("tcp://b", "b", 2, 8)
+    routes.open("g0m0", 40, first=True)
+    with pytest.raises(ValueError, match="instance 'tcp://b' for rollout:tp1"):
+        routes.place("g0m0")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["open", "return", "place", "end", "lose", "join"]), st.integers(0, 3)), max_size=60
+    )
+)
+def test_an_instances_load_is_the_sum_over_the_trajectories_that_it_holds(actions: list[tuple[str, int]]) -> None:
+    routes = table(("i0", 1), ("i1", 1), ("i2", 2))
+    for turn, (action, number) in enumerate(actions):
+        name = f"g0m{number}"
+        if action == "open":
+            routes.open(name, 30, first=True)
+        elif action == "return":
+            routes.returned(name, turn, OK, 60 + turn * 10)
+        elif action == "place" and name in routes.routes:
+            routes.place(name)
+        elif action == "end":
+            routes.end([name])
+        elif action == "lose":
+            routes.withdraw(f"tcp://i{number}")
+        elif action == "join" and f"tcp://i{number}" not in routes.instances:
+            routes.offer(f"tcp://i{number}", f"i{number}", 1 + number // 2, 8)
+        for address, held in routes.instances.items():
+            mine = [route.held for route in routes.routes.values() if route.instance == address]
+            assert (held.sequences, held.tokens) == (len(mine), sum(mine))

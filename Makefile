@@ -9,7 +9,7 @@ SOURCES := pyproject.toml native/CMakeLists.txt native/libra_init.py $(wildcard 
 .PHONY: quickstart test lint types bench clean
 
 quickstart: $(STAMP)
-	$(BIN)/libra train conf/quickstart.yaml
+	$(BIN)/libra train conf/quickstart.yaml --fresh
 
 test: $(DEV_STAMP)
 	cd tests && ../$(BIN)/python -m pytest -c ../pyproject.toml --rootdir=.. .

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from libra.pipeline.api import BatchHandle, Run, RunResult, load_config
+    from libra.pipeline.api import BatchHandle, LibraLocalCluster, Run, RunResult, load_config
 
 __version__ = "0.1.0"
-__all__ = ["BatchHandle", "Run", "RunResult", "__version__", "load_config"]
+__all__ = ["BatchHandle", "LibraLocalCluster", "Run", "RunResult", "__version__", "load_config"]
 
 
 def __getattr__(name: str) -> Any:

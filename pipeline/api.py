@@ -24,13 +24,14 @@ from libra.pipeline.config import RunConfig, load_config
 from libra.pipeline.run.loop import RunLoop
 from libra.pipeline.run.train import RunResult, train
 from libra.pipeline.view.display import Display
+from libra.resources.cluster.local import LibraLocalCluster
 from libra.resources.codec import pack
 from libra.resources.errors import ClusterError
 from libra.resources.handles import BatchHandle
 from libra.resources.keys import TaskKey
 from libra.tasks.step import step as step_body
 
-__all__ = ["BatchHandle", "Run", "RunResult", "load_config"]
+__all__ = ["BatchHandle", "LibraLocalCluster", "Run", "RunResult", "load_config"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Run:
     def fit(self) -> RunResult:
         """Train every step that is left, and return what came of it. Raises the error that ended the run."""
         result = self._start()
+        self._steps = self.config.steps - self._until_started().loop.begins_at
         self._allow(self.config.steps)
         return result.result()
 

@@ -121,3 +121,7 @@ def doctor() -> None:
     from libra.pipeline.commands.doctor import doctor as examine
 
     examine()
+
+
+if __name__ == "__main__":
+    main()

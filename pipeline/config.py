@@ -77,8 +77,8 @@ class GroupsConfig(Config):
     partial: Literal["min_usable", "require_full"] = "min_usable"
     """``min_usable``: train on the members that have a reward if they are at least ``algorithm.min_usable``;
     ``require_full``: drop the group if any member failed."""
-    max_returned: int = Field(default=100, ge=1)
-    """Groups in a row that give nothing to learn from (no spread, too few rewards) and so stop the run."""
+    max_returned: int = Field(default=500, ge=1)
+    """Groups in a row without anything to learn from (equal rewards, too few rewards) that stop the run."""
 
 
 class RetriesConfig(Config):

@@ -5,6 +5,7 @@ Invariant: nothing is trained, started for good or written outside a temporary f
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -23,9 +24,11 @@ from libra.pipeline.run.spec import make_tokenizer_file
 from libra.pipeline.run_folders import finished, progress
 from libra.pipeline.store.run_folder import IDENTITY_FILE
 from libra.pipeline.view.lines import count
-from libra.resources import wire
-from libra.resources.errors import ConfigError, LibraError
+from libra.resources.cluster.attach import attached
+from libra.resources.cluster.local import PRELOAD
+from libra.resources.errors import ClusterError, ConfigError, LibraError
 from libra.scheduler_plugin.policy import load_policy
+from libra.tasks.envs.base import Environment
 from libra.tasks.registry import environment_class
 
 _GIB = 2**30
@@ -38,28 +41,35 @@ _TRAIN_BYTES = 4 * 4
 
 def examine_run(config: RunConfig, *, resume: bool, fresh: bool) -> list[Check]:
     """Every check of ``config``."""
+    checks = [_model(config), _policy(config)]
     with tempfile.TemporaryDirectory(prefix="libra-dry-run-") as folder:
-        tokenizer, checks = _tokenizer(config, Path(folder))
-        checks += [_model(config), _policy(config), _environment(config, tokenizer)]
-        checks += _kinds(config, tokenizer, Path(folder))
+        try:
+            environment = environment_class(config.environment.kind)
+        except ConfigError as error:
+            checks.append(Check(f"environment {config.environment.kind}", "missing", str(error)))
+        else:
+            tokenizer, found = _tokenizer(config, environment, Path(folder))
+            checks += [found, _environment(config, environment, tokenizer)]
+            checks += _kinds(config, tokenizer, Path(folder))
     checks += [_run_folder(config, resume=resume, fresh=fresh), _memory(config)]
     if config.cluster.scheduler is not None:
         checks.append(_scheduler(config.cluster.scheduler))
     return checks
 
 
-def _tokenizer(config: RunConfig, folder: Path) -> tuple[Path | None, list[Check]]:
+def _tokenizer(config: RunConfig, environment: type[Environment], folder: Path) -> tuple[Path | None, Check]:
+    mend = "tokenizer=<path of a tokenizer.json>"
     try:
-        path = make_tokenizer_file(config, environment_class(config.environment.kind), folder)
+        path = make_tokenizer_file(config, environment, folder)
         from tokenizers import Tokenizer
 
         size = Tokenizer.from_file(str(path)).get_vocab_size()
     except LibraError as error:
-        return None, [Check("tokenizer", "missing", str(error), "tokenizer=<path of a tokenizer.json>")]
+        return None, Check("tokenizer", "missing", str(error), mend)
     except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception on a damaged file
-        return None, [Check("tokenizer", "missing", f"cannot be read: {error}", "tokenizer=<path of a tokenizer.json>")]
+        return None, Check("tokenizer", "missing", f"cannot be read: {error}", mend)
     origin = config.tokenizer or config.trainer.model or f"the environment {config.environment.kind}"
-    return path, [Check("tokenizer", "ok", f"{count(size)} tokens, from {origin}")]
+    return path, Check("tokenizer", "ok", f"{count(size)} tokens, from {origin}")
 
 
 def _model(config: RunConfig) -> Check:
@@ -83,13 +93,13 @@ def _policy(config: RunConfig) -> Check:
     return Check("policy", "ok", config.policy.kind)
 
 
-def _environment(config: RunConfig, tokenizer: Path | None) -> Check:
+def _environment(config: RunConfig, kind: type[Environment], tokenizer: Path | None) -> Check:
     """Make the environment and the first prompt of both streams."""
     name, settings = f"environment {config.environment.kind}", config.environment
     if tokenizer is None:
         return Check(name, "warn", "not made: there is no tokenizer")
     try:
-        environment = environment_class(settings.kind)(settings, str(tokenizer), config.seed)
+        environment = kind(settings, str(tokenizer), config.seed)
         lengths = [len(environment.reset(environment.task(stream, 0))) for stream in ("train", "heldout")]
     except LibraError as error:
         return Check(name, "missing", str(error))
@@ -151,8 +161,8 @@ def _run_folder(config: RunConfig, *, resume: bool, fresh: bool) -> Check:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         return Check("run folder", "missing", f"{path} is there and is no run folder", "run_dir=<a new folder>")
     parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not os.access(parent, os.W_OK):
-        return Check("run folder", "missing", f"{parent} is not writable", "run_dir=<a folder of your own>")
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        return Check("run folder", "missing", f"{parent} is no writable folder", "run_dir=<a folder of your own>")
     free = shutil.disk_usage(parent).free / _GIB
     return Check("run folder", "ok" if free >= 1 else "warn", f"{path} can be made; {free:.0f} GiB free")
 
@@ -184,21 +194,14 @@ def _model_bytes(folder: Path) -> int:
 
 
 def _scheduler(address: str) -> Check:
-    """Whether a scheduler answers there, and whether it has the plugin (one without never answers the plugin's RPC)."""
-    from distributed import Client
+    """Whether a scheduler with the plugin answers there."""
+    try:
+        workers = asyncio.run(_workers(address))
+    except ClusterError as error:
+        return Check("scheduler", "missing", str(error), f"dask scheduler --preload {PRELOAD}")
+    return Check("scheduler", "ok", f"{address} has the plugin and {workers} workers")
 
-    preload = "dask scheduler --preload libra.scheduler_plugin.preload"
-    try:
-        client = Client(address, timeout=_CONNECT_SECONDS)
-    except (OSError, TimeoutError, ValueError) as error:
-        return Check("scheduler", "missing", f"nothing answers at {address}: {error}", preload)
-    try:
-        client.sync(getattr(client.scheduler, wire.STATUS), token="", callback_timeout=_CONNECT_SECONDS)
-    except (OSError, TimeoutError, AttributeError, ValueError) as error:
-        detail = f"{address} has no libra plugin ({type(error).__name__})"
-        return Check("scheduler", "missing", detail, f"start it with: {preload}")
-    else:
-        workers = len(client.scheduler_info()["workers"])
-        return Check("scheduler", "ok", f"{address} has the plugin and {workers} workers")
-    finally:
-        client.close()
+
+async def _workers(address: str) -> int:
+    async with attached(address, _CONNECT_SECONDS) as client:
+        return len((await client.scheduler.identity())["workers"])

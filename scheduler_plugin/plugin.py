@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from distributed import SchedulerPlugin
+from distributed import SchedulerPlugin, WorkerPlugin
 from distributed.protocol.pickle import dumps
 from tornado.ioloop import PeriodicCallback
 
@@ -47,12 +47,14 @@ def _guarded(method: Callable[P, None]) -> Callable[P, None]:
 
 
 class LibraScheduler(SchedulerPlugin):
-    """One a scheduler; registered by `libra.scheduler_plugin.preload`."""
+    """One a scheduler; registered by `libra.scheduler_plugin.preload`. ``worker_plugin``: the worker side (None: the
+    real one)."""
 
     name = "libra"
     idempotent = True
 
-    def __init__(self) -> None:
+    def __init__(self, worker_plugin: WorkerPlugin | None = None) -> None:
+        self._worker_plugin = worker_plugin or Bootstrap()
         self.alarms = Alarms(lambda where, error: self.tell("alarm", where=where, error=error))
         self.claim: Claim | None = None
         self.stats: dict[str, Any] = {}
@@ -81,7 +83,8 @@ class LibraScheduler(SchedulerPlugin):
         scheduler.extensions[wire.EXTENSION] = self
         callback = PeriodicCallback(self.tick, _TICK_MILLISECONDS)
         scheduler.periodic_callbacks["libra"] = callback
-        await scheduler.register_worker_plugin(comm=None, plugin=dumps(Bootstrap()), name="libra", idempotent=True)
+        plugin = dumps(self._worker_plugin)
+        await scheduler.register_worker_plugin(comm=None, plugin=plugin, name="libra", idempotent=True)
         self.pool.refresh()
         if not callback.is_running():
             callback.start()

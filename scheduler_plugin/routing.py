@@ -8,7 +8,6 @@ ever answered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from libra.resources.tags import rollout_tag
 from libra.resources.types import Bucket, RolloutInstance, ToolState
@@ -96,6 +95,8 @@ class RoutingTable:
         request = PlacementRequest(trajectory, route.context, route.history, route.instance)
         placement = self.policy.place(request, self._listed, self.buckets)
         self._check(placement)
+        if placement.address is None:
+            placement = Placement(placement.tag, self._any(placement.tag, route.instance))
         return placement, self._hold(route, placement.address)
 
     def session(self, trajectory: str) -> str | None:
@@ -141,6 +142,13 @@ class RoutingTable:
                     "there"
                 )
 
+    def _any(self, tag: str, current: str | None) -> str | None:
+        """An instance of the tag: ``current`` if it is one, else the least loaded; None while none is ready."""
+        ready = [instance for instance in self.instances.values() if rollout_tag(instance.tp) == tag]
+        if any(instance.address == current for instance in ready):
+            return current
+        return min(ready, key=lambda i: (i.tokens, i.sequences, i.name)).address if ready else None
+
     def _hold(self, route: Route, address: str | None) -> str | None:
         """Move a trajectory's load to ``address``; the instance it came from, if that is another one."""
         old = route.instance
@@ -159,8 +167,8 @@ class RoutingTable:
         return old if old != address else None
 
     def _count(self, address: str, sequences: int, tokens: int) -> None:
-        instance = self.instances[address]
-        self.instances[address] = replace(
-            instance, sequences=instance.sequences + sequences, tokens=instance.tokens + tokens
+        i = self.instances[address]
+        self.instances[address] = RolloutInstance(
+            i.address, i.name, i.tp, i.slots, i.sequences + sequences, i.tokens + tokens
         )
         self._listed = None

@@ -15,8 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from libra.resources.errors import ConfigError, WeightError
+
+# Bars of transformers' own would tear the lines of a log.
+disable_progress_bar()
 
 ARCHITECTURES = ("qwen3", "llama")
 """``model_type`` of the configs that engines and trainers take."""

@@ -72,7 +72,8 @@ class RolloutRole(Role):
         self._limit = EnvironmentConfig(**self.spec.environment).wall_timeout
         self._max_context = min(self.spec.max_context, self._config.max_context)
         self._engine: asyncio.Future[ChildProcess] = asyncio.get_running_loop().create_future()
-        self._pending: dict[str, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
+        # By trajectory, then by request; a trajectory has one as a rule.
+        self._pending: dict[str, dict[str, asyncio.Future[dict[str, Any]]]] = {}
         self._numbers = itertools.count()
         self._loaded: int | None = None
         self._stats: dict[str, Any] = {}
@@ -93,15 +94,15 @@ class RolloutRole(Role):
                 on_exit=self._on_exit,
             )
         except BaseException as error:
-            # Whoever waits to load weights ends with it.
-            self._engine.set_exception(InfraError(f"the engine did not start: {error_text(error)}"))
-            self._engine.exception()
+            self._give_up(f"the engine did not start: {error_text(error)}")
             raise
         self._engine.set_result(child)
 
     async def stop(self) -> None:
         self._fail_pending(f"the engine of {self.setting.worker} is being stopped")
-        if self._engine.done() and self._engine.exception() is None:
+        if not self._engine.done():
+            self._give_up("the role was given up before its engine started")
+        elif self._engine.exception() is None:
             await self._engine.result().stop(self.spec.stop_seconds / 2)
 
     async def load(self, weights: WeightVersion) -> None:
@@ -145,15 +146,16 @@ class RolloutRole(Role):
         )
 
     def forget(self, trajectories: Iterable[str]) -> None:
-        ended = set(trajectories)
+        ended = list(trajectories)
         engine = self._living()
-        for identifier, (trajectory, future) in self._pending.items():
-            if trajectory in ended and not future.done():
-                future.set_exception(InfraError(f"{trajectory} has ended; its request is aborted"))
-                if engine is not None:
-                    engine.send("abort", request=identifier)
+        for trajectory in ended:
+            for identifier, future in self._pending.get(trajectory, {}).items():
+                if not future.done():
+                    future.set_exception(InfraError(f"{trajectory} has ended; its request is aborted"))
+                    if engine is not None:
+                        engine.send("abort", request=identifier)
         if engine is not None:
-            engine.send("release", sequences=sorted(ended))
+            engine.send("release", sequences=ended)
 
     @property
     def ready(self) -> bool:
@@ -174,7 +176,8 @@ class RolloutRole(Role):
         engine = self._engine.result()
         identifier = f"{trajectory}/{next(self._numbers)}"
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._pending[identifier] = (trajectory, future)
+        requests = self._pending.setdefault(trajectory, {})
+        requests[identifier] = future
         try:
             engine.send("submit", id=identifier, sequence=trajectory, **fields)
             async with asyncio.timeout(self._limit):
@@ -185,12 +188,19 @@ class RolloutRole(Role):
                 f"{self._limit:g} s (its log: {engine.log})"
             ) from None
         finally:
-            del self._pending[identifier]
+            del requests[identifier]
+            if not requests:
+                self._pending.pop(trajectory, None)
             if future.cancelled() and self._living() is not None:
                 engine.send("abort", request=identifier)
         if end["error"] is not None or end["finish"] == "abort":
             raise InfraError(f"{engine.name} ended a request of {trajectory}: {end['error'] or 'aborted'}")
         return end
+
+    def _give_up(self, reason: str) -> None:
+        """There will be no engine: whoever waits for it to load weights ends too."""
+        self._engine.set_exception(InfraError(reason))
+        self._engine.exception()  # seen: usually nobody waits
 
     def _living(self) -> ChildProcess | None:
         """The engine if it can be spoken to."""
@@ -204,7 +214,7 @@ class RolloutRole(Role):
             self._stats = fields
         elif name == "generated":
             for end in fields["ended"]:
-                _, future = self._pending.get(end["id"], ("", None))
+                future = self._pending.get(end["sequence"], {}).get(end["id"])
                 if future is not None and not future.done():
                     future.set_result(end)
 
@@ -213,9 +223,10 @@ class RolloutRole(Role):
         self.setting.on_lost(death)
 
     def _fail_pending(self, reason: str) -> None:
-        for _, future in self._pending.values():
-            if not future.done():
-                future.set_exception(InfraError(reason))
+        for requests in self._pending.values():
+            for future in requests.values():
+                if not future.done():
+                    future.set_exception(InfraError(reason))
 
 
 def _empty_segment(context: int, instance: str, now: float) -> Segment:

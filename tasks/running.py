@@ -2,7 +2,8 @@
 
 Dask does not cancel a coroutine whose task is released; the worker plugin does, through `Bodies`. Invariants: a body
 that is cancelled ends at once with ``Reschedule``, which Dask drops for a task that nobody wants any more and obeys for
-one that was wanted again in the meantime; a body's result is in the task's metadata before the task finishes.
+one that was wanted again in the meantime; no body begins after its task was called back; a body's result is in the
+task's metadata before the task finishes.
 """
 
 from __future__ import annotations
@@ -38,17 +39,21 @@ class Bodies:
     def __init__(self) -> None:
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._cancelled: set[str] = set()
+        self._called_back: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._running)
 
-    async def run(self, key: str, work: Awaitable[T]) -> T:
-        """Await ``work`` as the body of the task ``key``."""
+    async def run(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Await ``work()`` as the body of the task ``key``, unless the task was called back."""
+        if key in self._called_back:
+            self._called_back.discard(key)
+            raise Reschedule
         task = asyncio.current_task()
         assert task is not None
         self._running[key] = task
         try:
-            return await work
+            return await work()
         except asyncio.CancelledError:
             if key not in self._cancelled:
                 raise  # the worker is closing
@@ -65,6 +70,11 @@ class Bodies:
             self._cancelled.add(key)
             task.cancel()
 
+    def call_back(self, key: str) -> None:
+        """Dask has begun the task ``key``, which is wanted elsewhere: give it back if its first line has not run."""
+        if key not in self._running:
+            self._called_back.add(key)
+
 
 async def run_body(
     role_class: type[R], blob: bytes, work: Callable[[R, Request], Awaitable[tuple[dict[str, Any], T]]]
@@ -75,14 +85,18 @@ async def run_body(
     """
     host: Host = get_worker().extensions[wire.EXTENSION]
     request: Request = unpack(blob)
-    key, role = request["key"], host.role
-    tasks = host.worker.state.tasks
+    key, tasks = request["key"], host.worker.state.tasks
     if tasks[key].state not in ("executing", "long-running"):
         raise Reschedule  # released before its first line ran
-    # A lost role still tells, with its child's last words, why it does not work.
-    if not isinstance(role, role_class) or host.state not in ("ready", "lost"):
-        having = "no role" if role is None else f"the role {role.name!r} ({host.state})"
-        raise InfraError(f"{key} needs a worker with the role {role_class.name!r}; {host.worker.name} has {having}")
-    metadata, value = await host.bodies.run(key, work(role, request))
+    metadata, value = await host.bodies.run(key, lambda: work(_role(host, role_class, key), request))
     tasks[key].metadata[wire.METADATA] = metadata
     return value
+
+
+def _role(host: Host, role_class: type[R], key: str) -> R:
+    role = host.role
+    # A lost role still tells, with its child's last words, why it does not work.
+    if isinstance(role, role_class) and host.state in ("ready", "lost"):
+        return role
+    having = "no role" if role is None else f"the role {role.name!r} ({host.state})"
+    raise InfraError(f"{key} needs a worker with the role {role_class.name!r}; {host.worker.name} has {having}")

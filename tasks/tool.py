@@ -61,4 +61,7 @@ class ToolRole(Role):
         self.sessions.forget(trajectories)
 
     def stats(self) -> dict[str, Any]:
-        return {"sessions": len(self.sessions), "calls": self.sessions.calls, "replayed": self.sessions.replayed}
+        sessions = self._sessions
+        if sessions is None:
+            return {}
+        return {"sessions": len(sessions), "calls": sessions.calls, "replayed": sessions.replayed}

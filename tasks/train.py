@@ -1,7 +1,8 @@
 """The train role, which owns a training rank's process, and the bodies of what it does.
 
-Invariants: a batch is trained at most once (the task's key names the version it is for, and the rank refuses any
-other); a task that runs out of its ``seconds`` raises `DeadlineError` and names the process.
+Invariants: a batch is trained at most once, and what is published or saved as a version is that version (the task's key
+names the version it is for, and the rank refuses any other: Dask may run a task of a lost worker again on a new rank); a
+task that runs out of its ``seconds`` raises `DeadlineError` and names the process.
 """
 
 from __future__ import annotations
@@ -44,31 +45,39 @@ async def train(blob: bytes) -> None:
     ``version``, the one after the step. The key's step is the version that the batch is for."""
 
     async def work(role: TrainRole, request: Request) -> tuple[dict[str, Any], None]:
-        key = TaskKey.parse(request["key"])
-        if key is None:
-            raise InfraError(f"{request['key']!r} is no key of this system; make it with TaskKey")
-        seconds, path, rows = request["seconds"], request["path"], request["rows"]
-        return await role.call("train", seconds, path=path, rows=rows, expected=key.step), None
+        fields = {"path": request["path"], "rows": request["rows"], "expected": version_of(request)}
+        return await role.call("train", request["seconds"], **fields), None
 
     await run_body(TrainRole, blob, work)
 
 
 async def publish(blob: bytes) -> None:
-    """Body: write the weights under ``directory``. Leaves ``version``, ``path`` and ``digest``."""
+    """Body: write the weights under ``directory``. Leaves ``version``, ``path`` and ``digest``. The key's step is the
+    version."""
 
     async def work(role: TrainRole, request: Request) -> tuple[dict[str, Any], None]:
-        return await role.call("publish", request["seconds"], directory=request["directory"]), None
+        fields = {"directory": request["directory"], "expected": version_of(request)}
+        return await role.call("publish", request["seconds"], **fields), None
 
     await run_body(TrainRole, blob, work)
 
 
 async def checkpoint(blob: bytes) -> None:
-    """Body: write weights, optimizer and all else into ``directory``. Leaves ``version``."""
+    """Body: write weights, optimizer and all else into ``directory``. Leaves ``version``, which is the key's step."""
 
     async def work(role: TrainRole, request: Request) -> tuple[dict[str, Any], None]:
-        return await role.call("save", request["seconds"], directory=request["directory"]), None
+        fields = {"directory": request["directory"], "expected": version_of(request)}
+        return await role.call("save", request["seconds"], **fields), None
 
     await run_body(TrainRole, blob, work)
+
+
+def version_of(request: Request) -> int:
+    """The version that a request's key names. `InfraError` if the key is not of this system."""
+    key = TaskKey.parse(request["key"])
+    if key is None:
+        raise InfraError(f"{request['key']!r} is no key of this system; make it with TaskKey")
+    return key.step
 
 
 def cache_directory() -> Path:

@@ -80,16 +80,13 @@ class LibraWorker(WorkerPlugin):
     def heartbeat(self) -> dict[str, Any]:
         """What the worker's heartbeat carries to the scheduler's twin extension."""
         role = self.role
-        if role is None:
-            return {"role": None, "state": self.state, "bodies": len(self.bodies)}
-        stats = role.stats() if self.state in ("waiting", "ready") else {}
         return {
-            "role": role.name,
-            "epoch": role.epoch,
+            "role": None if role is None else role.name,
+            "epoch": None if role is None else role.epoch,
+            "version": None if role is None else role.version,
             "state": self.state,
-            "version": role.version,
             "bodies": len(self.bodies),
-            "stats": stats,
+            "stats": {} if role is None else role.stats(),
         }
 
     # -- tags: the race-free protocol --------------------------------------------------------------
@@ -108,6 +105,8 @@ class LibraWorker(WorkerPlugin):
     def on_recall(self, key: str, stimulus_id: str) -> None:
         """Give the task back to the scheduler unless it has begun."""
         task = self.worker.state.tasks.get(key)
+        if task is not None and task.state == "executing":
+            self.bodies.call_back(key)
         if task is None or task.state not in _NOT_STARTED:
             return
         self.worker.handle_stimulus(CancelComputeEvent(key=key, stimulus_id=stimulus_id))

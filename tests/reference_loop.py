@@ -18,22 +18,53 @@ import numpy as np
 
 from libra.pipeline.config import RunConfig
 from libra.resources import rng
+from libra.resources.batches import write_batch
 from libra.resources.types import NOT_SAMPLED, Stream, Tokens, ToolReturn, Trajectory, TrajectoryId
 from libra.tasks.engines.base import Engine, Generated, GenerateRequest
 from libra.tasks.envs.base import Environment, Session
-from libra.tasks.registry import engine_class, environment_class
-from libra.tasks.trainers.torch import TorchTrainer
+from libra.tasks.registry import engine_class, environment_class, trainer_class
+from libra.tasks.trainers.base import BatchRef, Trainer
+
+SMALL_RUN = [
+    "deterministic=true",
+    "staleness.alpha=0",
+    "steps=5",
+    "batch_groups=2",
+    "algorithm.group_size=4",
+    "engine.slots=8",
+    "engine.max_context=128",
+    "environment.max_turns=4",
+    "environment.options={max_hops: 1, busy: [0.2]}",
+    "eval.tasks=8",
+    "trainer.options={cold_start: {hidden_size: 64, intermediate_size: 128, batch: 24, drill_steps: 40, "
+    "mixed_steps: 15, decay_steps: 5, gate: 0.001, required_copy: 0.001}}",
+]
+"""Overrides of the quick start: a cold start of seconds, yet a model whose groups have spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A batch sorted by id, and the groups without spread that were played on the way."""
+
+    trajectories: list[Trajectory]
+    skipped: list[list[Trajectory]]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A batch, the version it was sampled with, the version it was trained at, and what training measured."""
+    """A batch, the version it was trained at and that it was sampled with, what training measured, and the groups that
+    were skipped for it."""
 
     trained: int
     sampled: int
     trajectories: list[Trajectory]
     measures: dict[str, float]
-    skipped: int
+    skipped: list[list[Trajectory]]
+
+    @property
+    def reward(self) -> float:
+        """Mean reward of everything that was played, skipped groups included."""
+        return float(np.mean([t.reward for t in self.trajectories + [t for group in self.skipped for t in group]]))
 
 
 @dataclass(slots=True)
@@ -83,7 +114,7 @@ class ReferenceLoop:
         self.engine: Engine = engine_class(config.engine.kind)(
             config.engine, tokenizer_path=str(tokenizer), deterministic=config.deterministic
         )
-        self.trainer = TorchTrainer(
+        self.trainer: Trainer = trainer_class(config.trainer.kind)(
             config.trainer,
             config.algorithm,
             environment=self.environment,
@@ -109,33 +140,37 @@ class ReferenceLoop:
         self, alpha: int = 0, train: Callable[[list[Trajectory]], dict[str, float]] | None = None
     ) -> Iterator[Step]:
         """``config.steps`` optimizer steps."""
-        queue: list[tuple[int, list[Trajectory], int]] = []
+        queue: list[tuple[int, Sampled]] = []
         sampled = 0
         for version in range(self.config.steps):
             while sampled < min(self.config.steps, version + alpha + 1):
-                queue.append((self.engine.version, *self.sample_batch()))
+                queue.append((self.engine.version, self.sample_batch()))
                 sampled += 1
-            sampled_with, batch, skipped = queue.pop(0)
-            measures = self.trainer.update(batch)
+            sampled_with, batch = queue.pop(0)
+            measures = self.train(version, batch.trajectories)
             self.load()
-            yield Step(version, sampled_with, batch, measures, skipped)
+            yield Step(version, sampled_with, batch.trajectories, measures, batch.skipped)
 
-    def sample_batch(self) -> tuple[list[Trajectory], int]:
-        """The next batch's trajectories by id, and how many groups were skipped for it."""
-        wanted, kept, skipped = self.config.batch_groups, [], 0
+    def train(self, version: int, batch: list[Trajectory]) -> dict[str, float]:
+        """One optimizer step on a batch written as a run writes it."""
+        path = self.folder / "batches" / f"{version:06d}"
+        write_batch(path, batch, {})
+        return self.trainer.train(BatchRef(str(path), tuple(range(len(batch)))))
+
+    def sample_batch(self) -> Sampled:
+        """The next batch, and the groups that were skipped for it."""
+        wanted, size = self.config.batch_groups, self.config.algorithm.group_size
+        kept: list[list[Trajectory]] = []
+        skipped: list[list[Trajectory]] = []
         while missing := wanted - len(kept):
             ordinals = range(self.admitted, self.admitted + missing)
             self.admitted += missing
-            size = self.config.algorithm.group_size
             played = self.play(
                 [self.open("train", TrajectoryId("train", o, m), o) for o in ordinals for m in range(size)]
             )
             for group in (played[i : i + size] for i in range(0, len(played), size)):
-                if len({t.reward for t in group}) > 1:
-                    kept.append(group)
-                else:
-                    skipped += 1
-        return sorted((t for group in kept for t in group), key=lambda t: t.id), skipped
+                (kept if len({t.reward for t in group}) > 1 else skipped).append(group)
+        return Sampled(sorted((t for group in kept for t in group), key=lambda t: t.id), skipped)
 
     def evaluate(self) -> list[Trajectory]:
         """The held-out set, played once."""

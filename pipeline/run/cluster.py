@@ -1,15 +1,21 @@
-"""The Dask cluster of a run: a local one, a running one by address, or the user's own client."""
+"""The Dask cluster of a run: a local one of its own, a running one by address, or the user's own client.
+
+Invariant: a client that comes from here was checked: its scheduler has the plugin, of these versions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from distributed import Client
 
 from libra.pipeline.config import RunConfig
-from libra.pipeline.run.waits import Emit
+from libra.resources.cluster.attach import attached, check
+from libra.resources.cluster.local import LibraLocalCluster
+from libra.resources.tags import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +27,39 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(config: RunConfig, client: Client | None, emit: Emit) -> AsyncIterator[Connection]:
+async def connected(config: RunConfig, client: Client | None, logs: Path) -> AsyncIterator[Connection]:
+    """The cluster that ``client`` is of, else the one at ``cluster.scheduler``, else a local one, closed at the end.
+
+    ``logs``: folder of a local cluster's process output. Raises `ClusterError`.
+    """
     if client is not None:
+        await check(client)
         yield Connection(client, client.dashboard_link)
-        return
-    async with Client(config.cluster.scheduler, asynchronous=True) as own:
-        yield Connection(own, own.dashboard_link)
+    elif config.cluster.scheduler is not None:
+        async with attached(config.cluster.scheduler) as own:
+            yield Connection(own, own.dashboard_link)
+    else:
+        async with local_cluster(config, logs) as cluster, Client(cluster, asynchronous=True) as own:
+            yield Connection(own, cluster.dashboard_link if config.cluster.dashboard else None)
+
+
+def local_cluster(config: RunConfig, logs: Path) -> LibraLocalCluster:
+    """The local cluster that ``config`` asks for, not started yet."""
+    wanted = config.cluster.workers
+    workers: dict[Role, int] = {
+        "rollout": wanted.rollout,
+        "tool": wanted.tool,
+        "reward": wanted.reward,
+        "train": wanted.train,
+    }
+    slots: dict[Role, int] = {"rollout": config.cluster.rollout_slots, "tool": config.cluster.tool_slots}
+    return LibraLocalCluster(
+        workers,
+        slots=slots,
+        host=config.cluster.host,
+        dashboard=config.cluster.dashboard,
+        logs=logs,
+        start_seconds=config.deadlines.start,
+        stop_seconds=config.deadlines.stop,
+        asynchronous=True,
+    )

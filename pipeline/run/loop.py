@@ -37,7 +37,7 @@ from libra.pipeline.run.play import Hooks, Player
 from libra.pipeline.run.prompts import PromptOrder
 from libra.pipeline.run.training import TrainingSide
 from libra.pipeline.run.waits import Emit, bounded, waiting
-from libra.pipeline.view.events import GroupFinished, InFlight, Published, StepTrained
+from libra.pipeline.view.events import GroupFinished, InFlight, Published, StepTrained, WaitStarted
 from libra.resources.batches import BatchReader, write_batch
 from libra.resources.codec import array_bytes
 from libra.resources.errors import DeadlineError, LibraError
@@ -287,6 +287,17 @@ class RunLoop:
                     f"any of {driver.inflight} tasks to end", f"the workers ({roles})", seconds, "deadlines.step"
                 )
             self._p.emit(InFlight(time.time(), await self._p.load_by_worker()))
+            self._p.emit(self._idle_engines())
+
+    def _idle_engines(self) -> WaitStarted:
+        """What an engine that is idle now waits for."""
+        if playing := self._p.player.active:
+            detail = f"tool returns and hand-over of {playing} trajectories"
+            return WaitStarted(time.time(), "engines", "rollout", "tool", detail, "tool workers, the scheduler")
+        detail = f"room for a group (version {self._ledger.installed} installed, {self._ledger.version} trained)"
+        return WaitStarted(
+            time.time(), "engines", "rollout", "admission", detail, "training, then its weights installed"
+        )
 
 
 def step_trained(version: int, path: Path, measures: dict[str, Any]) -> StepTrained:

@@ -76,9 +76,7 @@ def make_transport(client: Client) -> Transport:
     return dask_private.StreamTransport(client) if dask_private.available(client) else TopicTransport(client)
 
 
-async def run_session(
-    config: RunConfig, state: RunState, client: Client, emit: Emit, started: Started
-) -> None:
+async def run_session(config: RunConfig, state: RunState, client: Client, emit: Emit, started: Started) -> None:
     """Run ``state`` on ``client``'s cluster until its last step; ``started`` gets the loop once it is about to run.
 
     Raises the error that ended the run; the state stays open (its owner closes it).
@@ -102,7 +100,8 @@ async def run_session(
         stack.callback(driver.close)
         retries = config.retries.infra
         training = TrainingSide(driver, fleet, spec.run, config.deadlines, retries, state.newest_checkpoint, emit)
-        await begin(state, training, emit)
+        with waiting(emit, "rollout", "cold start" if state.fresh else "recovery", "a first version", "training", None):
+            await begin(state, training, emit)
 
         async def set_weights(weights: WeightVersion) -> None:
             fields = {"version": weights.version, "path": weights.path, "digest": weights.digest}

@@ -117,19 +117,17 @@ class RunState:
         """Whether there is no checkpoint yet, so the trainer begins with version 0."""
         return self._newest is None
 
-    def newest_checkpoint(self) -> tuple[int, Path]:
-        """Version and directory of the newest checkpoint. `StoreError` before the first one."""
-        if self._newest is None:
-            raise StoreError(f"{self.folder.path} has no checkpoint yet; start the run anew")
+    def newest_checkpoint(self) -> tuple[int, Path] | None:
+        """Version and directory of the newest checkpoint; None before the first one."""
         return self._newest
 
-    async def save(self, write: Callable[[int, Path], Awaitable[None]]) -> None:
-        """Make a checkpoint of the ledger's version; ``write(version, directory)`` adds the trainer's files."""
+    async def save(self, write: Callable[[Ledger, Path], Awaitable[None]]) -> None:
+        """Make a checkpoint of the ledger's version; ``write(ledger, directory)`` adds the trainer's files."""
         ledger = self.books.ledger
         version = ledger.version
         directory = self.checkpoints.begin(version)
         try:
-            await write(version, directory)
+            await write(ledger, directory)
         except BaseException:
             self.checkpoints.abandon(version)
             raise

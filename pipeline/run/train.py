@@ -48,7 +48,7 @@ async def train(
         RunFolder.create(config.run_dir, to_plain(config))
     view = View(config.run_dir, display, resume)
     try:
-        async with opened(config, resume, view) as state, connected(config, client, view.emit) as cluster:
+        async with opened(config, resume, view) as state, connected(config, client, state.folder.logs) as cluster:
             version = state.books.ledger.version
             run_dir, dashboard = str(config.run_dir), cluster.dashboard
             view.emit(RunStarted(time.time(), config.name, run_dir, config.steps, version, dashboard))

@@ -8,7 +8,8 @@ been; a checkpoint holds the trainer's files and the books of the same version.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ Measures = dict[str, Any]
 
 
 class TrainingSide:
-    """Calls the trainer; recovers it from ``newest_checkpoint()`` when it is lost, at most ``retries`` times a call."""
+    """Calls the trainer; recovers it from ``newest_checkpoint()`` (None: from version 0) when it is lost, at most
+    ``retries`` times a call."""
 
     def __init__(
         self,
@@ -40,7 +42,7 @@ class TrainingSide:
         run: str,
         deadlines: DeadlinesConfig,
         retries: int,
-        newest_checkpoint: Callable[[], tuple[int, Path]],
+        newest_checkpoint: Callable[[], tuple[int, Path] | None],
         emit: Emit,
     ) -> None:
         self._driver, self._fleet, self._run = driver, fleet, run
@@ -50,14 +52,40 @@ class TrainingSide:
 
     async def initialise(self) -> Measures:
         """Bring up version 0 (a checkpoint directory of the user, the cold start's cache, or the cold start)."""
-        await self._ready()
-        return await self._call("initialise", bodies.initialise, 0, {}, self._deadlines.initialise)
+        return await self._persist(self._initialise, self._ready)
 
     async def restore(self, ledger: Ledger) -> None:
         """Load the newest checkpoint and train the batches closed after it again, up to the ledger's version."""
+        await self._persist(lambda: self._restore(ledger), self._ready)
+
+    async def train(self, ledger: Ledger, path: Path) -> Measures:
+        """One optimizer step on the batch at ``path`` for the ledger's version."""
+        return await self._persist(lambda: self._train_once(ledger.version, path), lambda: self._restore(ledger))
+
+    async def publish(self, ledger: Ledger, directory: Path) -> WeightVersion:
+        """Write the weights of the ledger's version."""
+        fields, seconds = {"directory": str(directory)}, self._deadlines.publish
+        call = partial(self._call, "publish", bodies.publish, ledger.version, fields, seconds)
+        result = await self._persist(call, lambda: self._restore(ledger))
+        return WeightVersion(int(result["version"]), str(result["path"]), str(result["digest"]))
+
+    async def save(self, ledger: Ledger, directory: Path) -> None:
+        """Write the trainer's checkpoint files of the ledger's version into ``directory``."""
+        fields, seconds = {"directory": str(directory)}, self._deadlines.train
+        call = partial(self._call, "checkpoint", bodies.checkpoint, ledger.version, fields, seconds)
+        await self._persist(call, lambda: self._restore(ledger))
+
+    async def _initialise(self) -> Measures:
         await self._ready()
-        version, directory = self._newest_checkpoint()
-        await self._call("restore", bodies.restore, version, {"directory": str(directory)}, self._deadlines.train)
+        return await self._call("initialise", bodies.initialise, 0, {}, self._deadlines.initialise)
+
+    async def _restore(self, ledger: Ledger) -> Measures:
+        if (newest := self._newest_checkpoint()) is None:
+            return await self._initialise()
+        await self._ready()
+        version, directory = newest
+        fields = {"directory": str(directory)}
+        restored = await self._call("restore", bodies.restore, version, fields, self._deadlines.train)
         for replayed in range(version, ledger.version):
             path = ledger.closed.get(replayed)
             if path is None:
@@ -67,35 +95,22 @@ class TrainingSide:
                 )
             await self._train_once(replayed, Path(path))
             self._emit(Note(time.time(), f"step {replayed + 1} trained again from the journal"))
-
-    async def train(self, ledger: Ledger, path: Path) -> Measures:
-        """One optimizer step on the batch at ``path`` for the ledger's version."""
-        return await self._persist(lambda: self._train_once(ledger.version, path), ledger)
-
-    async def publish(self, ledger: Ledger, directory: Path) -> WeightVersion:
-        """Write the weights of the ledger's version."""
-        fields = {"directory": str(directory)}
-        call = lambda: self._call("publish", bodies.publish, ledger.version, fields, self._deadlines.publish)  # noqa: E731
-        result = await self._persist(call, ledger)
-        return WeightVersion(int(result["version"]), str(result["path"]), str(result["digest"]))
-
-    async def save(self, version: int, directory: Path) -> None:
-        """Write the trainer's checkpoint files into ``directory``. Raises `InfraError` if the trainer is lost."""
-        fields = {"directory": str(directory)}
-        await self._call("checkpoint", bodies.checkpoint, version, fields, self._deadlines.train)
+        return restored
 
     async def _train_once(self, version: int, path: Path) -> Measures:
         fields = {"version": version, "path": str(path), "rows": list(range(len(BatchReader(path))))}
         return await self._call("train", bodies.train, version, fields, self._deadlines.train)
 
-    async def _persist(self, call: Callable[[], Any], ledger: Ledger) -> Measures:
+    async def _persist(
+        self, call: Callable[[], Awaitable[Measures]], recover: Callable[[], Awaitable[object]]
+    ) -> Measures:
+        """What ``call`` returns; when the trainer is lost, ``recover`` it and call again."""
         failures = 0
         while True:
             try:
                 if failures:
-                    await self.restore(ledger)
-                result: Measures = await call()
-                return result
+                    await recover()
+                return await call()
             except InfraError as error:
                 failures += 1
                 retried = failures <= self._retries

@@ -124,7 +124,8 @@ def panel(monitor: RunMonitor, rewards: tuple[float, ...] = ()) -> RenderableTyp
         table.add_row(label, text)
     times = duration(monitor.wall_seconds) + (f", about {duration(left)} left" if left else "")
     title = Text(f"{visible(monitor.name)}  step {monitor.version}/{monitor.steps}  {times}")
-    bar = ProgressBar(total=max(monitor.steps, 1), completed=monitor.version)
+    bar = Table.grid(expand=True)  # a bar alone does not end its line
+    bar.add_row(ProgressBar(total=max(monitor.steps, 1), completed=monitor.version))
     return Panel(Group(bar, table), title=title, title_align="left", border_style="cyan", padding=(0, 1))
 
 
@@ -138,7 +139,7 @@ def _rows(monitor: RunMonitor, rewards: tuple[float, ...]) -> list[tuple[str, Te
     rows.append(("held-out", Text(" → ".join(f"{point['reward']:.3f}" for point in monitor.heldout[-6:]) or "-")))
     p50, p99, longest = monitor.length_quantiles()
     rows.append(("length", Text(f"p50 {count(p50)}  p99 {count(p99)}  max {count(longest)} tokens")))
-    running = ", ".join(f"{monitor.idle.count(name)} {name}" for name in ("rollout", "tool", "reward", "train"))
+    running = ", ".join(f"{monitor.running(name)} {name}" for name in ("rollout", "tool", "reward", "train"))
     rows.append(("running", Text(f"{running}; {count(monitor.tokens_per_second)} tok/s sampled")))
     skipped = f", {monitor.groups['skipped']} groups without spread" if monitor.groups["skipped"] else ""
     rows.append(("staleness", Text(f"≤ {monitor.staleness_max}{skipped}")))

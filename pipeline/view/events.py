@@ -66,6 +66,28 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class Worked:
+    """Told afterwards: a unit (as in `InFlight`) was busy from ``started`` to ``ended``, Unix seconds.
+
+    What was counted as its idle time in between becomes busy time. For work whose beginning the loop does not see
+    (a segment on an engine, a tool call): no `InFlight` is needed for that unit then.
+    """
+
+    time: float
+    unit: str
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much runs now, for people to look at; not accounted. Keys as in `InFlight`."""
+
+    time: float
+    running: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class WaitStarted:
     """``who`` waits; while it is idle its idle time goes to ``cause``.
 
@@ -200,6 +222,6 @@ class RunEnded:
 
 
 Event = (
-    RunStarted | Progress | RoleChanged | InFlight | WaitStarted | WaitEnded | TrajectoryEnded | GroupFinished
-    | StepTrained | Published | EvalFinished | Failed | Note | RunEnded
+    RunStarted | Progress | RoleChanged | InFlight | Worked | Load | WaitStarted | WaitEnded | TrajectoryEnded
+    | GroupFinished | StepTrained | Published | EvalFinished | Failed | Note | RunEnded
 )  # fmt: skip

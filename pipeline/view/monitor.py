@@ -45,6 +45,7 @@ class RunMonitor:
         self.roles: dict[str, happened.RoleChanged] = {}
         self.progress: happened.Progress | None = None
         self.idle = IdleAccount(start)
+        self.idle.phase = "start"
         self.trajectories = self.tokens = self.sampled = 0
         self.failures: Counter[str] = Counter()
         self.groups: Counter[str] = Counter()
@@ -60,6 +61,7 @@ class RunMonitor:
         self._steps_after_first = 0
         self._last_idle: Seconds = {}
         self._last_published: float | None = None
+        self._load: Mapping[str, int] = {}
         self._step_tokens = self._step_sampled = 0
 
     def restore(self, step: Mapping[str, Any], evaluations: Iterable[Heldout]) -> None:
@@ -73,6 +75,7 @@ class RunMonitor:
         self._ema, self._ema_weight = totals["ema"]
         self.heldout = list(evaluations)
         self.idle = IdleAccount(self.start, totals["idle"])
+        self.idle.phase = "start"
         self._last_idle = self.idle.seconds()
 
     def apply(self, event: happened.Event) -> dict[str, Any] | None:
@@ -88,6 +91,11 @@ class RunMonitor:
                 self.roles[event.worker] = event
             case happened.InFlight():
                 self.idle.in_flight(event)
+            case happened.Worked():
+                self._begun()
+                self.idle.worked(event)
+            case happened.Load():
+                self._load = event.running
             case happened.WaitStarted():
                 self.idle.wait_started(event)
             case happened.WaitEnded():
@@ -124,6 +132,11 @@ class RunMonitor:
     def reward_ema(self) -> float | None:
         """Bias-corrected exponential mean of the steps' mean rewards (decay 0.8); None before the first step."""
         return self._ema / self._ema_weight if self._ema_weight else None
+
+    def running(self, resource: str) -> int:
+        """What runs on a resource now: its last `Load`, else its count in flight."""
+        loads = [number for unit, number in self._load.items() if unit.partition("/")[0] == resource]
+        return sum(loads) if loads else self.idle.count(resource)
 
     @property
     def staleness_max(self) -> int:
@@ -173,7 +186,13 @@ class RunMonitor:
             **self.extra,
         }
 
+    def _begun(self) -> None:
+        """Something has been rolled out, so the start is over."""
+        if self.idle.phase == "start":
+            self.idle.phase = None
+
     def _trajectory(self, event: happened.TrajectoryEnded) -> None:
+        self._begun()
         self.trajectories += 1
         self.tokens += event.length
         self.sampled += event.sampled
@@ -187,6 +206,8 @@ class RunMonitor:
 
     def _step(self, event: happened.StepTrained) -> dict[str, Any]:
         self.version = event.version + 1
+        if self.version >= self.steps:
+            self.idle.phase = "end"
         self.reward = float(np.mean(event.rewards)) if event.rewards else None
         if self.reward is not None:
             self._ema = EMA_DECAY * self._ema + (1 - EMA_DECAY) * self.reward

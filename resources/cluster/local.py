@@ -33,7 +33,8 @@ SLOTS: dict[Role, int] = {"rollout": 512, "tool": 64, "reward": 16, "train": 1}
 
 class LibraLocalCluster(SpecCluster):
     """``workers``: how many of each role. ``slots``: tasks at once by role, where `SLOTS` shall not hold. ``logs``:
-    folder for the processes' output (None: a temporary one, gone with the cluster). ``asynchronous`` as in Dask.
+    folder for the processes' output (None: a temporary one, gone with the cluster). ``preload``: the module that
+    registers the scheduler plugin. ``asynchronous`` as in Dask.
 
     Raises `ClusterError` with the end of the log of the process that did not start.
     """
@@ -48,6 +49,7 @@ class LibraLocalCluster(SpecCluster):
         logs: Path | None = None,
         start_seconds: float = 60.0,
         stop_seconds: float = 10.0,
+        preload: str = PRELOAD,
         asynchronous: bool = False,
     ) -> None:
         self._temporary = None if logs is not None else tempfile.TemporaryDirectory(prefix="libra-cluster-")
@@ -60,7 +62,7 @@ class LibraLocalCluster(SpecCluster):
             "port": 0,
             "dashboard": dashboard,
             "dashboard_address": f"{host}:0",
-            "preload": [GUARD, PRELOAD],
+            "preload": [GUARD, preload],
         }
         super().__init__(
             workers={

@@ -250,7 +250,7 @@ class ChildProcess:
     def _signal(self, number: signal.Signals) -> None:
         # Once its end is known its process id may be another's.
         if self._process is not None and self._death is None:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
 
@@ -261,6 +261,7 @@ class _Socket(asyncio.Protocol):
         self._receive, self._on_broken = receive, broken
         self._decoder = Decoder()
         self._transport: asyncio.Transport | None = None
+        self._outgoing: list[bytes] = []
         self._ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -278,7 +279,15 @@ class _Socket(asyncio.Protocol):
         self._ended.set()
 
     def write(self, data: bytes) -> None:
+        # What is written in one turn of the loop travels in one piece: tasks come in bursts, and each piece wakes the
+        # child.
+        if not self._outgoing:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outgoing.append(data)
+
+    def _flush(self) -> None:
         assert self._transport is not None
+        data, self._outgoing = b"".join(self._outgoing), []
         self._transport.write(data)
 
     async def drained(self) -> None:

@@ -3,12 +3,12 @@
 Config: ``trainer``, ``algorithm``, ``environment`` (configs as dicts), ``tokenizer``, ``seed``, ``cache_dir``,
 ``deterministic``. Requests are done one by one, in order. Invariants: a `LibraError` refuses one request and leaves the
 trainer as it was; any other exception may have left weights and optimizer half changed, so it ends the process, with
-the trainer's own text as the reason.
+the trainer's own text as the reason; what is trained on, published or saved is the version that the request expects.
 
 Requests: ``initialise`` (→ the trainer's log entry and ``version``), ``restore`` (``directory`` → ``{"version"}``),
 ``train`` (``path``, ``rows``, ``expected``: the version to train on → measures and ``version``), ``publish``
-(``directory`` → ``{"version", "path", "digest"}``), ``save`` (``directory`` → ``{"version"}``), ``close``. Events:
-``ready`` and ``progress``.
+(``directory``, ``expected`` → ``{"version", "path", "digest"}``), ``save`` (``directory``, ``expected`` →
+``{"version"}``), ``close``. Events: ``ready`` and ``progress``.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ class TrainerHost:
             case "train":
                 return self._train(BatchRef(args["path"], tuple(args["rows"])), args["expected"])
             case "publish":
+                self._check(args["expected"], f"the weights to publish under {args['directory']}")
                 return asdict(trainer.publish(Path(args["directory"])))
             case "save":
+                self._check(args["expected"], f"the checkpoint to write into {args['directory']}")
                 trainer.save(Path(args["directory"]))
                 return {"version": trainer.version}
         raise unknown_op(request, OPS)
@@ -97,14 +99,18 @@ class TrainerHost:
         """One step, exactly once: a repeated request for the step just made gets that step's measures."""
         if self._trainer.version == expected + 1 and self._last is not None and self._last[0] == batch:
             return self._last[1]
-        if self._trainer.version != expected:
-            raise InfraError(
-                f"a batch for version {expected} reached a trainer at version {self._trainer.version} ({batch.path}); "
-                "restore the checkpoint of that version first"
-            )
+        self._check(expected, f"the batch {batch.path}")
         result = {**self._trainer.train(batch), "version": self._trainer.version}
         self._last = (batch, result)
         return result
+
+    def _check(self, expected: int, what: str) -> None:
+        """`InfraError` unless the trainer is at the version that a request expects."""
+        if self._trainer.version != expected:
+            raise InfraError(
+                f"{what} is for version {expected}, but the trainer is at version {self._trainer.version}: restore the "
+                "checkpoint of that version first"
+            )
 
 
 if __name__ == "__main__":

@@ -123,7 +123,9 @@ class TorchEngine(Engine):
     # -- one step -------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        for work in list(self._waiting):
+        """Give waiting requests slots: first those whose KV is there, so that nobody evicts it just before, then the
+        others in order."""
+        for work in sorted(self._waiting, key=lambda work: self._table.find(work.request.sequence) is None):
             if self._table.running == self.config.slots:
                 return
             resident = self._table.admit(work, reuse=not self._deterministic)

@@ -58,7 +58,7 @@ class HopDemonstrator(Demonstrator):
 
     def trace(self, source: random.Random) -> Demonstration:
         env = self._environment
-        slop = source.choice((0.7, 1.0, 1.3))
+        slop = source.choice((0.8, 1.1, 1.4))
         task = env.task("train", source.getrandbits(40))
         session = env.open(task, f"demo{source.getrandbits(40)}", env.seed)
         parts = [(env.reset(task), 0)]

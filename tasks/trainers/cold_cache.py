@@ -22,12 +22,31 @@ from typing import Any
 
 def cache_key(roots: Iterable[object], settings: dict[str, Any]) -> str:
     """Twenty hex digits from ``settings`` (plain values) and the sources of the modules that define ``roots`` (classes,
-    functions, or objects of such classes) and of those that they take names from, in the same top-level packages."""
-    modules = _closure([_module_of(root) for root in roots])
+    functions, or objects of such classes) and of those that they build on, see `modules_of`."""
+    modules = modules_of(roots)
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=10)
     for name in sorted(modules):
         digest.update(f"\0{name}\0{inspect.getsource(modules[name])}".encode())
     return digest.hexdigest()
+
+
+def modules_of(roots: Iterable[object]) -> dict[str, ModuleType]:
+    """The modules that define ``roots`` and those of the same top-level packages that they take classes, functions or
+    modules from, transitively, by name."""
+    waiting = [_module_of(root) for root in roots]
+    packages = {module.__name__.split(".")[0] for module in waiting}
+    found: dict[str, ModuleType] = {}
+    while waiting:
+        module = waiting.pop()
+        if module.__name__ in found or module.__name__.split(".")[0] not in packages:
+            continue
+        found[module.__name__] = module
+        for value in vars(module).values():
+            if isinstance(value, ModuleType):
+                waiting.append(value)
+            elif inspect.isclass(value) or inspect.isfunction(value):
+                waiting.append(_module_of(value))
+    return found
 
 
 def find(cache: Path, key: str) -> Path | None:
@@ -63,21 +82,3 @@ def _module_of(thing: object) -> ModuleType:
     """Where a class or function, or an object's class, is defined."""
     named = thing if inspect.isclass(thing) or inspect.isfunction(thing) else type(thing)
     return sys.modules[named.__module__]
-
-
-def _closure(modules: list[ModuleType]) -> dict[str, ModuleType]:
-    """The modules and those of the same top-level packages that their names come from, transitively."""
-    packages = {module.__name__.split(".")[0] for module in modules}
-    found: dict[str, ModuleType] = {}
-    waiting = list(modules)
-    while waiting:
-        module = waiting.pop()
-        if module.__name__ in found or module.__name__.split(".")[0] not in packages:
-            continue
-        found[module.__name__] = module
-        for value in vars(module).values():
-            if isinstance(value, ModuleType):
-                waiting.append(value)
-            elif inspect.isclass(value) or inspect.isfunction(value):
-                waiting.append(sys.modules[value.__module__])
-    return found

@@ -137,7 +137,7 @@ def _teach(
     for batch in micro_batches(rows, max_tokens):
         logprobs = -torch.nn.functional.cross_entropy(loss_logits(model, batch), batch.targets(), reduction="none")
         loss = token_loss(logprobs, loss_tokens=loss_tokens)
-        loss.backward()
+        torch.autograd.backward(loss)
         total += loss.item()
         places = _copies(batch, drills, copy_after)
         copied += logprobs.detach()[places].exp().sum().item()

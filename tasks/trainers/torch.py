@@ -162,7 +162,7 @@ class TorchTrainer(Trainer):
                 clip_high=self.algorithm.clip_high,
                 loss_tokens=loss_tokens,
             )
-            result.loss.backward()
+            torch.autograd.backward(result.loss)
             gaps = (logprobs.detach() - sampled.logprobs).abs()[torch.from_numpy(sampled.versions == self.version)]
             sums.add(result, distribution.detach(), gaps)
         return sums.measures(loss_tokens)

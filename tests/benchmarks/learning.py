@@ -47,16 +47,16 @@ def measure(loop: ReferenceLoop, alpha: int) -> dict[str, Any]:
     before = timed(cpu, "eval", loop.evaluate)
     say(f"cold start {started} held-out before {mean(before):.3f}")
     loop.sample_batch = clocked(cpu, "sample", loop.sample_batch)  # type: ignore[method-assign]
-    loop.trainer.update = clocked(cpu, "train", loop.trainer.update)  # type: ignore[method-assign]
+    loop.train = clocked(cpu, "train", loop.train)  # type: ignore[method-assign]
     played = skipped = 0
     for step in loop.steps(alpha):
-        groups = loop.config.batch_groups + step.skipped
+        groups = loop.config.batch_groups + len(step.skipped)
         played += groups * loop.config.algorithm.group_size
-        skipped += step.skipped
+        skipped += len(step.skipped)
         numbers = " ".join(f"{key} {value:.4g}" for key, value in step.measures.items())
         lengths = sorted(t.length for t in step.trajectories)
         say(
-            f"step {step.trained} reward {mean(step.trajectories):.3f} skipped {step.skipped} "
+            f"step {step.trained} reward {step.reward:.3f} skipped {len(step.skipped)} "
             f"lengths {lengths[len(lengths) // 2]}/{lengths[-1]} {numbers}"
         )
     after = timed(cpu, "eval", loop.evaluate)

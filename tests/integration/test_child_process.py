@@ -210,8 +210,7 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize("kind", ["random", "child_parts:StuckEngine"])
-@pytest.mark.parametrize("stopped_first", [False, True])
+@pytest.mark.parametrize(("kind", "stopped_first"), [("random", True), ("child_parts:StuckEngine", False)])
 @awaited
 async def test_a_killed_parent_takes_its_child_with_it(tmp_path: Path, kind: str, stopped_first: bool) -> None:
     here = Path(__file__).parent

@@ -1,7 +1,6 @@
 """What every rollout engine does, whatever its kind: one suite over all of them.
 
-To add a kind, add a `Subject`: how it is made, how its weights are published, and how long it may be asked to go on
-without a stop id.
+To add a kind, add a `Subject`: how it is made and how its weights are published.
 """
 
 from __future__ import annotations
@@ -40,6 +39,13 @@ def publish_array(directory: Path, version: int) -> WeightVersion:
     return publish_weights(directory, version, {"weights": np.full(4, float(version))}, {})
 
 
+def publish_model(directory: Path, version: int) -> WeightVersion:
+    # Imported here: the other kinds need no torch.
+    from tiny_models import publish, tiny_model
+
+    return publish(tiny_model("qwen3", seed=version, vocabulary=VOCAB), directory, version)
+
+
 def counting(sequence: str, context: np.ndarray, stream: int) -> np.ndarray:
     """A script without stop ids: 150 ids that follow from the context's length."""
     return (len(context) + np.arange(150)) % (VOCAB - 10) + 10
@@ -48,6 +54,7 @@ def counting(sequence: str, context: np.ndarray, stream: int) -> np.ndarray:
 SUBJECTS = [
     Subject("scripted", {"script": "test_engine_contract:counting"}, publish_array),
     Subject("random", {"vocab": VOCAB}, publish_array),
+    pytest.param(Subject("torch", {}, publish_model), marks=pytest.mark.torch),
 ]
 
 

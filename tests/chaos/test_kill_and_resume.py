@@ -1,0 +1,148 @@
+"""kill -9 of every kind of process of a run, twenty times: what is trained is what the unkilled run trains."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_harness import RunProcess, Victim, merged, run_config, staleness, steps_done, summary, trained
+
+pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.timeout(600)]
+
+STEPS = 24
+CAMPAIGNS: list[list[Victim]] = [
+    ["engine", "driver", "rollout", "trainer", "tool", "driver", "engine", "tool", "rollout", "driver"],
+    ["trainer", "tool", "driver", "engine", "rollout", "driver", "trainer", "driver", "engine", "rollout"],
+]
+AS_IT_STARTS = "driver as it starts"
+
+
+def campaign_config(folder: Path) -> dict[str, Any]:
+    """A run that takes its time, so that a kill may come at any instant of a step."""
+    return run_config(
+        folder,
+        steps=STEPS,
+        trainer={"options": {"train_seconds": "60 ms"}},
+        store={"journal_sync": "100 ms"},
+        deadlines={"start": "60 s", "step": "60 s"},
+    )
+
+
+@pytest.fixture(scope="module")
+def unkilled(tmp_path_factory: pytest.TempPathFactory) -> Counter[tuple[int, int, int]]:
+    """(prompt, member, length) → how often it is trained when nobody kills anything."""
+    folder = tmp_path_factory.mktemp("unkilled") / "run"
+    at_once = {"engine": {"options": {"step_seconds": 0}}, "trainer": {"options": {"train_seconds": 0}}}
+    with RunProcess(merged(campaign_config(folder), at_once)) as run:
+        assert run.end() == 0, run.output
+    return trained(folder)
+
+
+class Campaign:
+    """One run from its first start to its last step, through kills and resumes."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.random = folder, random.Random(seed)
+        self.config = campaign_config(folder)
+        self.runs: list[RunProcess] = []
+        self.told: list[str] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Campaign:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @property
+    def run(self) -> RunProcess:
+        """Its present process."""
+        return self.runs[-1]
+
+    def start(self) -> None:
+        """Start it, or go on with it."""
+        self.runs.append(self._stack.enter_context(RunProcess(self.config, resume=bool(self.runs))))
+
+    def strike(self, victim: Victim, step: int) -> None:
+        """Kill ``victim`` at a random instant after ``step`` was trained."""
+        while steps_done(self.folder) < step:
+            assert self.go_on(), f"finished before {victim} was killed: {self.words()}"
+        time.sleep(self.random.uniform(0, 0.6))
+        while not self.run.kill(victim):
+            assert self.go_on(), f"finished before {victim} was killed: {self.words()}"
+        self.tell(victim)
+
+    def strike_as_it_starts(self) -> None:
+        """Kill the driver at a random instant of its first seconds."""
+        time.sleep(self.random.uniform(0.3, 5.0))
+        assert self.run.kill("driver")
+        self.tell(AS_IT_STARTS)
+
+    def resume(self) -> None:
+        """Go on after the driver's death, once everything it had started is gone."""
+        self.run.assert_no_process()
+        self.start()
+
+    def go_on(self) -> bool:
+        """Wait a little; resume the run if it has given up, which it must do with one clear error. False once it has
+        come to its last step."""
+        time.sleep(0.02)
+        code = self.run.process.poll()
+        if code in (None, 0):
+            return code is None
+        assert code == 1, self.words()
+        *_, last = self.run.output.strip().splitlines()
+        assert "Traceback" not in self.run.output, self.words()
+        assert "libra: " in self.run.output, self.words()
+        self.tell(f"gave up: {last}")
+        self.resume()
+        return True
+
+    def finish(self) -> None:
+        """Let it come to its last step; nothing of it is left then."""
+        while self.go_on():
+            pass
+        for run in self.runs:
+            run.assert_nothing_left()
+
+    def tell(self, what: str) -> None:
+        """Note what happened, for the message of a failure."""
+        self.told.append(f"{what} (step {steps_done(self.folder)})")
+
+    def words(self) -> str:
+        """What happened, and what the run says of it."""
+        return f"{'; '.join(self.told)}\n{self.run.output}"
+
+
+@pytest.mark.parametrize("seed", range(len(CAMPAIGNS)))
+def test_ten_kills_change_nothing_of_what_is_trained(
+    tmp_path: Path, seed: int, unkilled: Counter[tuple[int, int, int]]
+) -> None:
+    victims = CAMPAIGNS[seed]
+    with Campaign(tmp_path / "run", seed) as campaign:
+        for number, victim in enumerate(victims):
+            campaign.strike(victim, number * (STEPS - 2) // len(victims))
+            if victim == "driver":
+                campaign.resume()
+        campaign.finish()
+
+        assert summary(campaign.folder)["outcome"] == "finished"
+        assert trained(campaign.folder) == unkilled, campaign.words()
+        assert max(map(max, staleness(campaign.folder))) <= 1
+
+
+def test_a_run_whose_resume_is_killed_too_goes_on(tmp_path: Path, unkilled: Counter[tuple[int, int, int]]) -> None:
+    with Campaign(tmp_path / "run", seed=3) as campaign:
+        campaign.strike("driver", 5)
+        for _ in range(3):
+            campaign.resume()
+            campaign.strike_as_it_starts()
+        campaign.resume()
+        campaign.finish()
+        assert trained(campaign.folder) == unkilled, campaign.words()

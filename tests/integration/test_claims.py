@@ -1,0 +1,227 @@
+"""Who holds the cluster, how that ends, and what becomes of workers that die meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from child_parts import awaited
+from cluster_parts import WEIGHTS, label_cluster, playing, running_bodies, spec
+from distributed import Client, LocalCluster
+
+from libra.resources import wire
+from libra.resources.cluster.attach import attached, check
+from libra.resources.cluster.local import LibraLocalCluster
+from libra.resources.errors import ClusterError
+
+pytestmark = pytest.mark.cluster
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LibraLocalCluster]:
+    with label_cluster({"rollout": 2, "tool": 2}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def address(cluster: LibraLocalCluster) -> str:
+    return str(cluster.scheduler_address)
+
+
+def test_a_second_driver_is_refused_and_told_who_holds_the_cluster(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        async with playing(address, spec(name="first")) as first, Client(address, asynchronous=True) as other:
+            reply = await other.scheduler.libra_claim(
+                spec=spec(name="second", run="0000cafe").to_wire(), client=other.id
+            )
+            assert "held by run 'first' (0badcafe)" in reply["error"]
+            assert first.client.id in reply["error"]
+
+    run()
+
+
+def test_requests_with_a_wrong_token_change_nothing(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        async with playing(address, spec()) as play:
+            scheduler = play.client.scheduler
+            for reply in (
+                await scheduler.libra_set_weights(token="guessed", version=9, **WEIGHTS),
+                await scheduler.libra_set_role(token="guessed", worker="rollout-0", role=None),
+                await scheduler.libra_status(token="guessed"),
+                await scheduler.libra_release(token="guessed"),
+            ):
+                assert "does not hold the cluster" in reply["error"]
+            assert (await play.ask(wire.STATUS))["weights"]["current"] == 0
+
+    run()
+
+
+def test_a_claim_ends_with_its_client_its_tasks_are_cancelled_and_its_roles_stopped(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        async with Client(address, asynchronous=True, set_as_default=False) as observer:
+            async with playing(address, spec()) as play:
+                running = asyncio.create_task(play.first("g0m0", seconds=3600))
+                while (await play.ask(wire.STATUS))["instances"].get("rollout-0", {}).get("sequences") != 1:
+                    await asyncio.sleep(0.02)
+                await play.client.close()
+                running.cancel()
+            async with playing(address, spec(name="next", run="0000cafe")) as following:
+                status = await following.ask(wire.STATUS)
+                assert status["tasks"] == 0
+                assert set((await observer.run(running_bodies)).values()) == {0}
+
+    run()
+
+
+def test_a_claim_that_cannot_be_filled_says_what_is_missing(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        async with Client(address, asynchronous=True, set_as_default=False) as client:
+            wanted = spec(roles={"rollout": 2, "tool": 1, "train": 1})
+            reply = await client.scheduler.libra_claim(spec=wanted.to_wire(), client=client.id)
+            assert "train: 1 wanted, 1 missing" in reply["error"]
+            reply = await client.scheduler.libra_claim(
+                spec=spec(policy={"kind": "nothing"}).to_wire(), client=client.id
+            )
+            assert "policy.kind 'nothing'" in reply["error"]
+
+    run()
+
+
+def test_a_batch_is_handed_to_who_waits_for_it_and_a_wait_ends_with_the_run(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        async with Client(address, asynchronous=True, set_as_default=False) as worker:
+            async with playing(address, spec()) as play:
+                waits = asyncio.create_task(worker.scheduler.libra_await_batch(run=play.run, version=3))
+                await asyncio.sleep(0.05)
+                assert not waits.done()
+                await play.ask(wire.POST_BATCH, version=3, record={"path": "/batch/3"})
+                assert (await waits)["path"] == "/batch/3"
+                waits = asyncio.create_task(worker.scheduler.libra_await_batch(run=play.run, version=4))
+                await asyncio.sleep(0.05)
+            assert "ended before it posted the batch of version 4" in (await waits)["error"]
+
+    run()
+
+
+def test_a_killed_rollout_worker_comes_back_with_its_role_and_no_segment_is_lost(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        alike = spec(buckets=[[1, None, 2]], policy={"kind": "context_bounds"}, roles={"rollout": 2, "tool": 2})
+        async with playing(address, alike) as play:
+            await play.ask(wire.SET_WEIGHTS, version=5, **WEIGHTS)
+            await play.until("weights", 2, version=5)
+
+            async def whole(trajectory: str) -> None:
+                await play.first(trajectory, 0.05)
+                for turn in range(6):
+                    await play.turn(trajectory, turn, 0, 0.05)
+                play.driver.end(trajectory)
+
+            plays = [asyncio.create_task(whole(f"g{n}m0")) for n in range(40)]
+            pid = (await play.first("g99m0"))["pid"]
+            await asyncio.sleep(0.3)
+            os.kill(pid, signal.SIGKILL)
+            (lost,) = await play.until("lost")
+            await asyncio.gather(*plays)
+            back = (await play.until("role", 2, worker=lost["worker"], state="ready"))[-1]
+            assert back["version"] == 5
+            status = await play.ask(wire.STATUS)
+            assert set(status["instances"]) == {"rollout-0", "rollout-1"}
+            assert status["counters"].get("again:rollout", 0) > 0
+
+    run()
+
+
+def test_a_killed_tool_worker_loses_no_trajectory(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        async with playing(address, spec(roles={"rollout": 2, "tool": 2})) as play:
+
+            async def whole(trajectory: str) -> None:
+                await play.first(trajectory)
+                for turn in range(5):
+                    await play.turn(trajectory, turn, turn % 2, 0.05)
+                play.driver.end(trajectory)
+
+            plays = [asyncio.create_task(whole(f"g{n}m0")) for n in range(40)]
+            await asyncio.sleep(0.2)
+            tool = (await play.ask(wire.STATUS))["roles"]["tool-0"]["address"]
+            (pid,) = (await play.client.run(os.getpid, workers=[tool])).values()
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.gather(*plays)
+            await play.until("lost", worker="tool-0", role="tool")
+            await play.until("role", 2, worker="tool-0", state="ready")
+
+    run()
+
+
+def test_a_scheduler_without_the_plugin_is_refused_with_the_line_that_mends_it() -> None:
+    @awaited
+    async def run() -> None:
+        async with (
+            LocalCluster(n_workers=0, processes=False, dashboard_address=None, asynchronous=True) as plain,
+            Client(plain, asynchronous=True) as client,
+        ):
+            with pytest.raises(ClusterError, match=r"dask scheduler --preload libra\.scheduler_plugin\.preload"):
+                await check(client)
+
+    run()
+
+
+def test_attaching_to_a_scheduler_that_is_not_there_says_so() -> None:
+    @awaited
+    async def run() -> None:
+        with pytest.raises(ClusterError, match=r"no Dask scheduler answers at tcp://127\.0\.0\.1:9"):
+            async with attached("tcp://127.0.0.1:9", seconds=0.5):
+                pass
+
+    run()
+
+
+def test_attaching_to_a_cluster_with_the_plugin(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        async with attached(address) as client:
+            assert (await check(client))["workers"] == 4
+
+    run()
+
+
+def test_no_process_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import os, sys, time
+from cluster_parts import label_cluster
+cluster = label_cluster({{"rollout": 1, "tool": 1}}, logs=__import__("pathlib").Path({str(tmp_path)!r}))
+print("up", flush=True)
+time.sleep(3600)
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", code], cwd=TESTS, stdout=subprocess.PIPE, text=True)
+    try:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "up\n"
+        below = psutil.Process(launcher.pid).children(recursive=True)
+        assert len(below) == 3
+    finally:
+        launcher.kill()
+        launcher.wait(10)
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert not alive
+
+
+def test_a_process_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="No module named 'no_such_preload'"):
+        LibraLocalCluster({"tool": 1}, preload="no_such_preload", logs=tmp_path)

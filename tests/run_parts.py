@@ -1,0 +1,101 @@
+"""What whole runs in tests play: a script whose rewards a reader can tell, and a `hop` with faults on demand.
+
+Workers and engines load these by import path. Everything is a function of names (trajectory, turn), so that two runs of
+one config train the same trajectories however often either is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from libra.resources.errors import InfraError, TaskError
+from libra.resources.types import Tokens, ToolReturn, Trajectory, TrajectoryId
+from libra.tasks.envs.base import EnvironmentConfig
+from libra.tasks.envs.hop import HopEnvironment, HopSession
+from libra.tasks.envs.hop_demo import script
+from libra.tasks.envs.hop_text import END, answer_text, make_tokenizer, understand
+
+NO_SPREAD_EVERY = 7
+"""Groups 3, 10, 17, … of `half_right` have equal rewards."""
+
+
+def half_right(sequence: str, context: Tokens, stream: int) -> Tokens:
+    """Plays `hop` well, but odd members answer wrong; all are right in every seventh group."""
+    ident = TrajectoryId.parse(sequence)
+    right = ident.member % 2 == 0 or ident.group % NO_SPREAD_EVERY == 3
+    return _answered(script(sequence, context, stream), right)
+
+
+def all_right(sequence: str, context: Tokens, stream: int) -> Tokens:
+    """Plays `hop` well: every reward is 1."""
+    return script(sequence, context, stream)
+
+
+class FaultyHop(HopEnvironment):
+    """`hop` with ``options.faults``: {fault: [trajectory id, …]}. Faults of a tool call: ``infra`` and ``task`` raise
+    at every try, ``once`` raises an `InfraError` at the first try on a worker, ``hang`` never returns; ``judge`` raises
+    in the reward. Members are also named for all groups: ``m3``."""
+
+    def __init__(self, config: EnvironmentConfig, tokenizer_path: str, seed: int) -> None:
+        options = dict(config.options)
+        faults: dict[str, list[str]] = options.pop("faults", {})
+        super().__init__(config.model_copy(update={"options": options}), tokenizer_path, seed)
+        self.faults = {fault: set(names) for fault, names in faults.items()}
+        self.tries: Counter[str] = Counter()
+
+    def open(self, task: dict[str, Any], trajectory: str, seed: int) -> FaultySession:
+        return FaultySession(self, task, trajectory, seed)
+
+    def reward(self, task: dict[str, Any], trajectory: Trajectory) -> float:
+        if self.has("judge", str(trajectory.id)):
+            raise RuntimeError("the judge is ill")
+        return super().reward(task, trajectory)
+
+    def has(self, fault: str, trajectory: str) -> bool:
+        """Whether a training trajectory has the fault."""
+        named = self.faults.get(fault, ())
+        return trajectory in named or (trajectory.startswith("g") and f"m{trajectory.partition('m')[2]}" in named)
+
+
+class FaultySession(HopSession):
+    """One trajectory's lookups, or their failure."""
+
+    def __init__(self, environment: FaultyHop, task: dict[str, Any], trajectory: str, seed: int) -> None:
+        super().__init__(environment, task, trajectory, seed)
+        self._faulty, self._trajectory = environment, trajectory
+
+    async def tool(self, turn: int, call: dict[str, Any]) -> ToolReturn:
+        env, name = self._faulty, self._trajectory
+        env.tries[name] += 1
+        if env.has("infra", name):
+            raise InfraError(f"the store of {name} is on fire")
+        if env.has("task", name):
+            raise TaskError(f"the store of {name} has no keys")
+        if env.has("once", name) and env.tries[name] == 1:
+            raise InfraError(f"the store of {name} hiccuped")
+        if env.has("hang", name):
+            await asyncio.Event().wait()
+        return await super().tool(turn, call)
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    return make_tokenizer()
+
+
+def _answered(turn: Tokens, right: bool) -> Tokens:
+    """The turn, or another answer of the same length where it answers and shall be wrong."""
+    tokenizer = _tokenizer()
+    answer = understand(tokenizer.decode(turn[:-1].tolist(), skip_special_tokens=False)).answer
+    if right or answer is None:
+        return turn
+    wrong = "-".join(reversed(answer.split("-")))
+    if wrong == answer:
+        wrong = "ash-bay"
+    return np.asarray(tokenizer.encode(answer_text(wrong) + END, add_special_tokens=False).ids, np.int32)

@@ -1,0 +1,145 @@
+"""The command line: what it prints, and what it exits with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from synthetic_run import make_run
+
+from libra.pipeline import cli
+from libra.pipeline.run_folders import make_way
+from libra.pipeline.store.lock import RunLock
+from libra.resources.errors import StoreError
+
+
+def libra(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, list(arguments))
+
+
+def script(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from libra.pipeline.cli import main; main()", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_config_show_prints_every_key_with_overrides() -> None:
+    result = libra("config", "show", "scripted", "algorithm.lr=2e-3", "deadlines.train=90 s")
+    assert result.exit_code == 0
+    assert "lr: 0.002" in result.stdout
+    assert "train: 90 s" in result.stdout
+    assert "min_usable: 2" in result.stdout
+
+
+def test_a_wrong_config_is_one_message_without_a_traceback_and_exit_code_2() -> None:
+    result = libra("config", "show", "scripted", "algorithm.lrr=1")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("libra: the config scripted (shipped) has 1 error:\n  algorithm.lrr = 1")
+    assert "Traceback" not in result.stderr
+
+
+def test_other_errors_exit_with_1(tmp_path: Path) -> None:
+    result = libra("report", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("libra: ")
+    assert "is not a run folder" in result.stderr
+
+
+@pytest.mark.parametrize("where", [("--debug", "config", "show"), ("config", "show", "--debug")])
+def test_debug_shows_the_traceback(where: tuple[str, ...], tmp_path: Path) -> None:
+    done = script(*where, "nowhere", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+    assert "ConfigError" in done.stderr
+
+
+def test_ctrl_c_is_a_message_and_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("libra.pipeline.config.load_config", interrupted)
+    result = libra("config", "show", "scripted")
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+    assert "--resume" in result.stderr
+
+
+def test_messages_hold_no_control_characters() -> None:
+    result = libra("config", "show", "scripted", "name=\x1b[31m\x07")
+    assert result.exit_code == 2
+    assert "\x1b" not in result.stderr
+    assert "\x07" not in result.stderr
+
+
+def test_resume_and_fresh_exclude_each_other() -> None:
+    result = libra("train", "scripted", "--resume", "--fresh")
+    assert result.exit_code == 2
+    assert "give one of them" in result.stderr
+
+
+def test_report_prints_the_path_of_the_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1, groups=1, members=2)
+    result = libra("report", str(folder.path))
+    assert result.exit_code == 0
+    assert result.stdout.strip() == str(folder.report)
+    assert folder.report.is_file()
+
+
+def test_libra_is_a_subcommand_of_dask(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dask", "libra", "config", "show", "nowhere"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "there is no config 'nowhere'" in done.stderr
+
+
+def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
+    assert script("--version", cwd=tmp_path).stdout.strip() == "libra, version 0.1.0"
+
+
+# -- what becomes of a run folder that is there ----------------------------------------------------
+
+
+def test_a_new_run_folder_needs_no_way(tmp_path: Path) -> None:
+    assert make_way(tmp_path / "run", resume=False, fresh=False) is None
+    (tmp_path / "empty").mkdir()
+    assert make_way(tmp_path / "empty", resume=False, fresh=True) is None
+
+
+def test_a_finished_run_is_moved_aside(tmp_path: Path) -> None:
+    for number in (1, 2):
+        make_run(tmp_path / "run", steps=1, groups=1, members=2)
+        moved = make_way(tmp_path / "run", resume=False, fresh=False)
+        assert moved == tmp_path / f"run.{number}"
+        assert (moved / "summary.json").is_file()
+        assert not (tmp_path / "run").exists()
+
+
+def test_an_unfinished_run_is_never_moved_unless_asked(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", steps=2, groups=1, members=2, finish=False)
+    with pytest.raises(StoreError, match=r"unfinished run \(step 2 done\): --resume .* --fresh .* name="):
+        make_way(tmp_path / "run", resume=False, fresh=False)
+    assert (tmp_path / "run" / "metrics.jsonl").is_file()
+    assert make_way(tmp_path / "run", resume=True, fresh=False) is None
+    assert make_way(tmp_path / "run", resume=False, fresh=True) == tmp_path / "run.1"
+
+
+def test_a_folder_in_use_is_never_moved(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", steps=1, groups=1, members=2)
+    with RunLock.acquire(tmp_path / "run", "training"), pytest.raises(StoreError, match="in use by process"):
+        make_way(tmp_path / "run", resume=False, fresh=True)
+    assert (tmp_path / "run").is_dir()
+
+
+def test_a_folder_that_is_no_run_is_never_moved(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    with pytest.raises(StoreError, match="is not a run folder"):
+        make_way(tmp_path, resume=False, fresh=True)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_resuming_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no run to resume"):
+        make_way(tmp_path / "run", resume=True, fresh=False)

@@ -132,7 +132,9 @@ class DriverConfig(Config):
     window: Positive = 0.01
     """Submissions within this time travel as one graph."""
     max_inflight: int = Field(default=8192, ge=1)
-    """Trajectories in flight at most; above it admission waits."""
+    """Tasks in the cluster at most; later ones wait in the driver."""
+    public_api: bool = False
+    """Use Dask's public API only: slower. Taken anyway with a version of Dask that the fast way was not tested with."""
 
 
 class StoreConfig(Config):

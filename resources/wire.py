@@ -14,7 +14,8 @@ METADATA = "libra"
 
 # driver → plugin, RPC (``client.scheduler.<name>(...)``); each but the claim takes ``token``.
 CLAIM = "libra_claim"
-"""``spec`` (RunSpec.to_wire), ``client`` (id) → ``{"token"}`` or ``{"error"}`` that names the holder."""
+"""``spec`` (RunSpec.to_wire), ``client`` (id), ``answers`` (``stream`` or ``topic``: how `RESULT` and `EVENT` come) →
+``{"token", "roles", "notes"}``, or ``{"error"}`` that names the holder. (``reply`` is a keyword of Dask's own RPC.)"""
 RELEASE = "libra_release"
 """→ ``{}`` once every role of the run has stopped (or ``stop_seconds`` have passed)."""
 STATUS = "libra_status"
@@ -38,7 +39,7 @@ END = "libra-end"
 RESULT = "libra-result"
 """``key``, ``value``: what the body left under `METADATA`. The plugin has released the key in the same tick."""
 EVENT = "libra-event"
-"""``event`` and its fields: ``role`` (worker, role, state, error), ``weights`` (worker, version, error),
+"""``event`` and its fields: ``role`` (worker, role, state, version, error, given_up), ``weights`` (worker, version, error),
 ``unbound`` (key, reason), ``lost`` (worker, role), ``alarm`` (where, error), ``progress`` (fields)."""
 
 # plugin → worker, stream
@@ -73,7 +74,7 @@ Message = dict[str, Any]
 
 
 def topic(client: str) -> str:
-    """The topic on which the plugin sends `RESULT` and `EVENT` to a client that claimed with ``reply="topic"``."""
+    """The topic on which the plugin sends `RESULT` and `EVENT` to a client that claimed with ``answers="topic"``."""
     return f"libra-{client}"
 
 

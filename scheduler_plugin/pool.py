@@ -217,7 +217,13 @@ class Pool:
         duty = after.duty or before.duty or after.wanted
         if duty is not None:
             self._tell(
-                "role", worker=name, role=duty.role, state=str(after.phase), version=after.version, error=after.error
+                "role",
+                worker=name,
+                role=duty.role,
+                state=str(after.phase),
+                version=after.version,
+                error=after.error,
+                given_up=after.given_up,
             )
 
     def _fill_vacancies(self) -> None:

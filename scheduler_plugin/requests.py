@@ -55,8 +55,8 @@ class Requests:
             wire.rpc(wire.END): self.end,
         }
 
-    async def claim(self, spec: dict[str, Any], client: str, reply: str = "stream") -> Reply:
-        """→ ``token``, ``roles`` (by worker) and ``notes`` for the user; or ``error``. ``reply``: ``stream``, or
+    async def claim(self, spec: dict[str, Any], client: str, answers: str = "stream") -> Reply:
+        """→ ``token``, ``roles`` (by worker) and ``notes`` for the user; or ``error``. ``answers``: ``stream``, or
         ``topic`` for a client that uses Dask's public API only."""
         plugin = self._plugin
         while plugin.claim is not None:
@@ -78,7 +78,7 @@ class Requests:
             return {"error": f"the driver and the scheduler differ ({error}): install the same dask-libra in both"}
         claim.binder = Binder(plugin.scheduler, claim.table, plugin.outbox, plugin.alarms)
         plugin.claim = claim
-        if reply == "topic":
+        if answers == "topic":
             plugin.outbox.by_topic.add(client)
         plugin.pool.begin(claim, assignment.duties)
         guests.restrict_all(plugin.scheduler, claim.ours, plugin.pool.off_limits)

@@ -1,8 +1,8 @@
 """The train role, which owns a training rank's process, and the bodies of what it does.
 
-Invariants: a batch is trained at most once, and what is published or saved as a version is that version (the task's key
-names the version it is for, and the rank refuses any other: Dask may run a task of a lost worker again on a new rank); a
-task that runs out of its ``seconds`` raises `DeadlineError` and names the process.
+Invariants: a batch is trained at most once, and what is published or saved as a version is that version (the key names
+the version and the rank refuses any other: Dask may run a task of a lost worker again, on a new rank); a task that runs
+out of its ``seconds`` raises `DeadlineError` and names the process.
 """
 
 from __future__ import annotations

@@ -11,18 +11,26 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import psutil
 import yaml
+from distributed import Client
 
+from libra.pipeline.api import Run
+from libra.pipeline.config import parse
 from libra.pipeline.store.run_folder import RunFolder
+from libra.pipeline.view.events import Event, TrajectoryEnded
 from libra.pipeline.view.files import read_metrics, read_summary
+from libra.pipeline.view.monitor import RunMonitor
 from libra.resources.batches import BatchReader
 from libra.resources.durable import Holder
 from libra.resources.weights import OWNER_FILE, SHARED_MEMORY
 
+E = TypeVar("E", bound=Event)
 T = TypeVar("T")
 TESTS = Path(__file__).parent
 MARK = "LIBRA_TEST_MARK"
@@ -239,3 +247,62 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     """The records of a kind in ``metrics.jsonl``, repeated ones too."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [record for line in lines if (record := json.loads(line))["kind"] == kind]
+
+
+class Recorder:
+    """A display that keeps every event of a run, for runs in this process."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def event(self, event: Event, record: dict[str, Any] | None, monitor: RunMonitor) -> None:
+        """Called by the view."""
+        self.events.append(event)
+
+    def tick(self, monitor: RunMonitor) -> None:
+        """Called by the view."""
+
+    def close(self, monitor: RunMonitor) -> None:
+        """Called by the view."""
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of a kind, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def ended(self, group: int | None = None) -> dict[str, TrajectoryEnded]:
+        """The training trajectories that have ended, those of ``group``."""
+        found = {event.id: event for event in self.of(TrajectoryEnded) if event.stream == "train"}
+        return {name: event for name, event in found.items() if group is None or name.startswith(f"g{group}m")}
+
+
+class PlayedRun:
+    """A run in this process on ``client``'s cluster; `fit` returns when it has ended."""
+
+    def __init__(self, client: Client, config: dict[str, Any]) -> None:
+        self.recorder = Recorder()
+        self.folder = Path(config["run_dir"])
+        self._run = Run(parse(config, "the test's config"), client=client, display=self.recorder)
+
+    def fit(self) -> dict[str, Any]:
+        """Run to the end; the summary. Raises the error that ended the run."""
+        with self._run as run:
+            return run.fit().summary
+
+    @contextmanager
+    def playing(self) -> Iterator[Future[dict[str, Any]]]:
+        """Run it in a thread meanwhile; the body gets the future of its summary. It is ended with the body."""
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(lambda: self._run.fit().summary)
+            try:
+                yield future
+            finally:
+                self._run.close()
+
+
+def wait_until(what: str, condition: Callable[[], T], seconds: float = END_SECONDS) -> T:
+    """Wait until ``condition()`` is true (its value)."""
+    until = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < until, f"no {what} after {seconds:g} s"
+        time.sleep(0.02)
+    return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,13 @@ def all_right(sequence: str, context: Tokens, stream: int) -> Tokens:
 
 class FaultyHop(HopEnvironment):
     """`hop` with ``options.faults``: {fault: [trajectory id, …]}. Faults of a tool call: ``infra`` and ``task`` raise
-    at every try, ``once`` raises an `InfraError` at the first try on a worker, ``hang`` never returns; ``judge`` raises
-    in the reward. Members are also named for all groups: ``m3``."""
+    at every try, ``once`` raises an `InfraError` at the first try on a worker, ``hang`` does not return before the file
+    ``gate`` is there; ``judge`` raises in the reward. Members are also named for all groups: ``m3``."""
 
     def __init__(self, config: EnvironmentConfig, tokenizer_path: str, seed: int) -> None:
         options = dict(config.options)
-        faults: dict[str, list[str]] = options.pop("faults", {})
+        faults: dict[str, list[str]] = dict(options.pop("faults", {}))
+        self.gate = Path(str(faults.pop("gate", "/nowhere")))
         super().__init__(config.model_copy(update={"options": options}), tokenizer_path, seed)
         self.faults = {fault: set(names) for fault, names in faults.items()}
         self.tries: Counter[str] = Counter()
@@ -79,8 +81,8 @@ class FaultySession(HopSession):
             raise TaskError(f"the store of {name} has no keys")
         if env.has("once", name) and env.tries[name] == 1:
             raise InfraError(f"the store of {name} hiccuped")
-        if env.has("hang", name):
-            await asyncio.Event().wait()
+        while env.has("hang", name) and not env.gate.exists():
+            await asyncio.sleep(0.05)
         return await super().tool(turn, call)
 
 

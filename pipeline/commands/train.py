@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 from collections.abc import Sequence
+from types import FrameType
 
 import click
 
@@ -15,11 +18,17 @@ from libra.pipeline.view.view import terminal
 
 
 def train(path: str, overrides: Sequence[str], *, resume: bool, fresh: bool) -> None:
-    """Train the config at ``path`` until its last step. Raises `LibraError`s; ``KeyboardInterrupt`` ends the run."""
+    """Train the config at ``path`` until its last step. Raises `LibraError`s; ``KeyboardInterrupt`` ends the run, and
+    so does SIGTERM, which is how batch systems say it."""
     config = load_config(path, overrides)
+    signal.signal(signal.SIGTERM, _interrupt)
+    # A lost scheduler is one message of ours; Dask's own words on it are tracebacks of attempts to reconnect.
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     moved = make_way(config.run_dir, resume=resume, fresh=fresh)
     if moved:
         click.echo(f"the earlier run in {config.run_dir} is now in {moved}")
+    where = config.cluster.scheduler or "a local cluster"
+    click.echo(f"starting {config.name} on {visible(where)}; Ctrl-C ends it, --resume goes on")
     try:
         with Run(config, resume=resume, display=terminal()) as run:
             run.fit()
@@ -30,3 +39,7 @@ def train(path: str, overrides: Sequence[str], *, resume: bool, fresh: bool) -> 
 def _report(config: RunConfig) -> None:
     if config.run_dir.is_dir():
         click.echo(f"report: {visible(str(write_report(config.run_dir)))}")
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -38,6 +38,8 @@ def available(client: Client) -> bool:
 class StreamTransport(Transport):
     """Raw graph messages on the client's stream; results on its report stream."""
 
+    answers = "stream"
+
     def __init__(self, client: Client) -> None:
         self._client = client
         self._saved: dict[str, Any] = {}

@@ -20,6 +20,8 @@ from libra.resources import wire
 class TopicTransport(Transport):
     """Futures for wanted keys; results and events on the topic `wire.topic`."""
 
+    answers = "topic"
+
     def __init__(self, client: Client) -> None:
         self._client = client
         self._futures: dict[str, Future] = {}

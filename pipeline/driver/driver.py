@@ -15,7 +15,6 @@ from typing import Any
 
 from libra.pipeline.driver.transport import Listener, Node, Transport
 from libra.resources import wire
-from libra.resources.errors import ClusterError
 
 Outcome = dict[str, Any]
 
@@ -81,16 +80,6 @@ class Driver:
     def fail(self, key: str, error: BaseException) -> None:
         """One pending call fails with ``error`` (the plugin gave its key up)."""
         self._on_error(key, error)
-
-    def fail_all(self, error: BaseException) -> None:
-        """Every pending call fails with ``error`` (the scheduler is gone)."""
-        for key in list(self._pending):
-            self._resolve(key, error=error)
-
-    def check_alive(self) -> None:
-        """Fail every pending call if the scheduler is gone."""
-        if not self._transport.alive:
-            self.fail_all(ClusterError("the Dask scheduler is gone: start the run again with --resume"))
 
     def close(self) -> None:
         """Release what is pending and stop listening."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,9 @@ class Listener:
 
 class Transport(ABC):
     """One attachment of a Dask client to the scheduler plugin."""
+
+    answers: ClassVar[str]
+    """How results and events come (`libra.resources.wire.CLAIM`): ``stream`` or ``topic``."""
 
     @abstractmethod
     def attach(self, listener: Listener) -> None:

@@ -37,6 +37,7 @@ def snapshot(ledger: Ledger) -> dict[str, Any]:
         "installed": ledger.installed,
         "admitted": ledger.admitted,
         "returned": ledger.returned,
+        "returned_in_a_row": ledger.returned_in_a_row,
         "ready": list(ledger.ready),
         "closed": [[version, path] for version, path in ledger.closed.items()],
         "counts": dict(ledger.counts),
@@ -53,6 +54,7 @@ def restore(rules: Rules, state: dict[str, Any]) -> Ledger:
     ledger.installed = state["installed"]
     ledger.admitted = state["admitted"]
     ledger.returned = state["returned"]
+    ledger.returned_in_a_row = state["returned_in_a_row"]
     ledger.ready = list(state["ready"])
     ledger.closed = dict(state["closed"])
     ledger.counts = Counter(state["counts"])

@@ -17,7 +17,8 @@ from libra.pipeline.view.lines import duration
 from libra.pipeline.view.text import visible
 from libra.resources.durable import write_file
 
-_TITLES = {"finished": "finished", "failed": "failed", "interrupted": "interrupted", "unfinished": "unfinished"}
+_OUTCOMES = ("finished", "failed", "interrupted", "unfinished")
+"""What a summary may say; also classes of the page's style."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -49,8 +50,9 @@ def text(value: object) -> str:
 def _body(data: ReportData, name: str) -> Iterator[str]:
     outcome = str(data.summary.get("outcome", "unfinished"))
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(data.folder.created))
+    style = outcome if outcome in _OUTCOMES else "unfinished"
     yield (
-        f'<header><h1>{name}</h1><span class="badge {_TITLES.get(outcome, "unfinished")}">{text(outcome)}</span>'
+        f'<header><h1>{name}</h1><span class="badge {style}">{text(outcome)}</span>'
         f'<span class="soft">{made} · run {text(data.folder.run)} · {text(data.folder.path)}</span></header>'
     )
     if error := data.summary.get("error"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from libra.pipeline.run.waits import Changes, Emit
 from libra.pipeline.view.events import Failed, Note, Progress, RoleChanged
-from libra.resources.errors import InfraError
+from libra.resources.errors import ClusterError, InfraError
 
 
 @dataclass(slots=True)
@@ -24,6 +24,8 @@ class Member:
     state: str
     version: int | None
     error: str | None
+    hopeless: bool
+    """Failed, and either never ready before or given up by the plugin."""
 
 
 class Fleet:
@@ -32,6 +34,7 @@ class Fleet:
     def __init__(self, emit: Emit, give_up: Callable[[str, BaseException], None]) -> None:
         self._emit, self._give_up = emit, give_up
         self.members: dict[str, Member] = {}
+        self._been_ready: set[tuple[str, str]] = set()
         self.changes = Changes()
 
     def on_event(self, fields: dict[str, Any]) -> None:
@@ -39,7 +42,7 @@ class Fleet:
         now = time.time()
         match fields["event"]:
             case "role":
-                member = Member(fields["role"], fields["state"], fields.get("version"), fields.get("error"))
+                member = self._member(fields)
                 self.members[fields["worker"]] = member
                 self._emit(RoleChanged(now, fields["worker"], member.role, member.state, member.error))
             case "weights":
@@ -78,15 +81,31 @@ class Fleet:
         ]
         return "; ".join(found) or f"no {role} worker"
 
+    def check(self) -> None:
+        """`ClusterError` with the workers' own words if all that have a role failed at their first start (which
+        another try will not change), or were given up."""
+        for role in {m.role for m in self.members.values()}:
+            if all(m.hopeless for m in self.members.values() if m.role == role):
+                raise ClusterError(f"no worker can take the {role} role: {self.describe(role)}")
+
     async def until_ready(self, role: str) -> None:
-        """Until a worker of ``role`` is ready."""
+        """Until a worker of ``role`` is ready. Raises what `check` raises."""
         while not any(m.role == role and m.state == "ready" for m in self.members.values()):
+            self.check()
             await self.changes.wait()
 
     async def until_installed(self, version: int) -> None:
-        """Until every ready rollout instance (at least one) has loaded ``version``."""
+        """Until every ready rollout instance (at least one) has loaded ``version``. Raises what `check` raises."""
         while (installed := self.installed) is None or installed < version:
+            self.check()
             await self.changes.wait()
+
+    def _member(self, fields: dict[str, Any]) -> Member:
+        worker, role, state = fields["worker"], fields["role"], fields["state"]
+        if state == "ready":
+            self._been_ready.add((worker, role))
+        hopeless = state == "failed" and (fields["given_up"] or (worker, role) not in self._been_ready)
+        return Member(role, state, fields.get("version"), fields.get("error"), hopeless)
 
     def _on_weights(self, fields: dict[str, Any], now: float) -> None:
         member = self.members.get(fields["worker"])

@@ -37,7 +37,7 @@ from libra.pipeline.run.play import Hooks, Player
 from libra.pipeline.run.prompts import PromptOrder
 from libra.pipeline.run.training import TrainingSide
 from libra.pipeline.run.waits import Emit, bounded, waiting
-from libra.pipeline.view.events import GroupFinished, InFlight, Published, StepTrained, WaitStarted
+from libra.pipeline.view.events import GroupFinished, InFlight, Load, Published, StepTrained, WaitStarted
 from libra.resources.batches import BatchReader, write_batch
 from libra.resources.codec import array_bytes
 from libra.resources.errors import DeadlineError, LibraError
@@ -274,11 +274,11 @@ class RunLoop:
     # -- watch
 
     async def _watch(self) -> None:
-        """Every second: is the scheduler there, does anything move, who is busy."""
+        """Every second: is every role filled, does anything move, what runs."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
+            self._p.fleet.check()
             driver, seconds = self._p.driver, self._c.deadlines.step
-            driver.check_alive()
             if driver.inflight and time.monotonic() - driver.last_result > seconds:
                 roles = "; ".join(
                     f"{role}: {self._p.fleet.describe(role)}" for role in ("rollout", "tool", "reward", "train")
@@ -286,7 +286,7 @@ class RunLoop:
                 raise DeadlineError(
                     f"any of {driver.inflight} tasks to end", f"the workers ({roles})", seconds, "deadlines.step"
                 )
-            self._p.emit(InFlight(time.time(), await self._p.load_by_worker()))
+            self._p.emit(Load(time.time(), await self._p.load_by_worker()))
             self._p.emit(self._idle_engines())
 
     def _idle_engines(self) -> WaitStarted:

@@ -18,7 +18,7 @@ from libra.pipeline.driver.driver import Driver
 from libra.pipeline.driver.transport import Node
 from libra.pipeline.ledger.draft import Draft
 from libra.pipeline.run.waits import Emit
-from libra.pipeline.view.events import Failed
+from libra.pipeline.view.events import Failed, Worked
 from libra.resources.codec import pack, segment_from_wire, tool_return_from_wire, trajectory_to_wire
 from libra.resources.errors import ClusterError, SessionLostError, TaskError
 from libra.resources.keys import Kind, TaskKey
@@ -62,12 +62,20 @@ class TooManyFailuresError(ClusterError):
     """So many infrastructure failures in a row that trying on is pointless."""
 
 
+RETRY_SECONDS = 0.2
+"""Wait before the first retry of a trajectory, doubled each time: what failed may need a moment to come back."""
+
+
 class Player:
-    """Plays drafts through the driver. ``consecutive``: infrastructure failures in a row that stop the run."""
+    """Plays drafts through the driver.
+
+    ``consecutive``: infrastructure failures in a row that stop the run. One incident fails many trajectories at once,
+    so a failed try counts only if it began after the last one that counted.
+    """
 
     def __init__(self, driver: Driver, run: str, rules: PlayRules, consecutive: int, emit: Emit) -> None:
         self._driver, self._run, self._rules, self._emit = driver, run, rules, emit
-        self._consecutive, self._in_a_row = consecutive, 0
+        self._consecutive, self._in_a_row, self._counted = consecutive, 0, float("-inf")
         self._attempts = count()
         self.active = 0
 
@@ -93,6 +101,7 @@ class Player:
         """Try the next thing the draft needs until it has ended or its retries are used up."""
         failures = 0
         while True:
+            began = time.monotonic()
             try:
                 if draft.next == "reward":
                     return await self._reward(draft, step)
@@ -104,11 +113,14 @@ class Player:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever else a task raises is the infrastructure's failure
                 failures += 1
-                self._count(draft, error, retried=failures <= self._rules.retries)
+                self._count(draft, error, began)
+                reason = f"{type(error).__name__}: {error}"
                 if failures > self._rules.retries:
-                    return Verdict(None, Failure("infra", f"{type(error).__name__}: {error}"), {})
+                    return Verdict(None, Failure("infra", reason), {})
+                self._emit(Failed(time.time(), "infra", str(draft.id), reason, retried=True))
                 if isinstance(error, SessionLostError):
                     hooks.restart(draft, str(error))
+                await asyncio.sleep(RETRY_SECONDS * 2 ** (failures - 1))
 
     async def _advance(self, draft: Draft, step: int, hooks: Hooks) -> None:
         """One segment: ``rollout``, or the pair ``tool`` → ``rollout``, whose place is bound at the tool's return."""
@@ -131,7 +143,16 @@ class Player:
             call = self._call(draft, tool_key, draft.action)
             nodes = [Node(tool_key, tool_body, call), Node(key, rollout_body, pack(blob), tool_key)]
             result = await self._driver.submit(nodes)
+        self._account(result["segment"], result.get("tool"))
         hooks.grow(draft, result.get("tool"), result["segment"], result["action"])
+
+    def _account(self, segment: Wire, tool: Wire | None) -> None:
+        """Tell the view which time an engine and a tool worked for this step. A tool's own clock counts seconds only;
+        it ended just before its continuation began."""
+        now, began = time.time(), segment["started"]
+        self._emit(Worked(now, f"rollout/{segment['instance']}", began, segment["ended"]))
+        if tool is not None:
+            self._emit(Worked(now, "tool", began - tool["seconds"], began))
 
     def _call(self, draft: Draft, key: str, action: Wire | None) -> bytes:
         """The tool task's blob: the call of ``action``, or (None) the session's end, which hands over its artifact."""
@@ -167,9 +188,11 @@ class Player:
     def _key(self, kind: Kind, step: int, draft: Draft, index: int, attempt: int) -> str:
         return str(TaskKey(kind, step, self._run, str(draft.id), index, attempt))
 
-    def _count(self, draft: Draft, error: Exception, retried: bool) -> None:
+    def _count(self, draft: Draft, error: Exception, began: float) -> None:
+        if began < self._counted:
+            return
         self._in_a_row += 1
-        self._emit(Failed(time.time(), "infra", str(draft.id), f"{type(error).__name__}: {error}", retried))
+        self._counted = time.monotonic()
         if self._in_a_row >= self._consecutive:
             raise TooManyFailuresError(
                 f"{self._in_a_row} infrastructure failures in a row (retries.consecutive_infra = {self._consecutive}); "

@@ -21,7 +21,7 @@ from libra.pipeline.driver.dask_public import TopicTransport
 from libra.pipeline.driver.driver import Driver
 from libra.pipeline.driver.transport import Transport
 from libra.pipeline.run.fleet import Fleet
-from libra.pipeline.run.loop import Parts, RunLoop
+from libra.pipeline.run.loop import Parts, RunLoop, first_error
 from libra.pipeline.run.play import Player, PlayRules
 from libra.pipeline.run.spec import make_spec, make_tokenizer_file
 from libra.pipeline.run.state import RunState
@@ -39,6 +39,9 @@ Started = Callable[[RunLoop, Client, str], None]
 """Called with the loop, the client and the run's id once the loop is about to run."""
 KEPT_VERSIONS = 3
 """Published versions kept for engines that are still loading one."""
+ALIVE_SECONDS = 0.5
+"""How often a run looks whether the scheduler is there."""
+GONE = "the Dask scheduler is gone, and this run's hold on its cluster with it; start the run again with --resume"
 
 
 class Scheduler:
@@ -48,17 +51,23 @@ class Scheduler:
         self._rpc, self._token = client.scheduler, token
 
     async def call(self, name: str, **fields: Any) -> dict[str, Any]:
-        """One RPC of `libra.resources.wire`; `ClusterError` carries the plugin's own words."""
-        reply: dict[str, Any] = await getattr(self._rpc, name)(token=self._token, **fields)
+        """One RPC of `libra.resources.wire`; `ClusterError` has the plugin's own words, or says that nobody answers."""
+        try:
+            reply: dict[str, Any] = await getattr(self._rpc, name)(token=self._token, **fields)
+        except OSError as gone:
+            raise ClusterError(f"{GONE} ({gone})") from gone
         if error := reply.get("error"):
             raise ClusterError(str(error))
         return reply
 
 
 @asynccontextmanager
-async def claimed(client: Client, spec: RunSpec, emit: Emit) -> AsyncIterator[tuple[Scheduler, str]]:
+async def claimed(
+    client: Client, spec: RunSpec, transport: Transport, emit: Emit
+) -> AsyncIterator[tuple[Scheduler, str]]:
     """Hold the cluster for ``spec``; releases it at the end. `ClusterError` names another run that holds it."""
-    reply = await getattr(client.scheduler, wire.CLAIM)(spec=spec.to_wire(), client=client.id)
+    claim = getattr(client.scheduler, wire.CLAIM)
+    reply = await claim(spec=spec.to_wire(), client=client.id, answers=transport.answers)
     if error := reply.get("error"):
         raise ClusterError(str(error))
     for note in reply["notes"]:
@@ -71,9 +80,29 @@ async def claimed(client: Client, spec: RunSpec, emit: Emit) -> AsyncIterator[tu
             await asyncio.shield(scheduler.call(wire.RELEASE))
 
 
-def make_transport(client: Client) -> Transport:
-    """The fast transport where it is known to work, the public one elsewhere."""
-    return dask_private.StreamTransport(client) if dask_private.available(client) else TopicTransport(client)
+@asynccontextmanager
+async def attended(client: Client) -> AsyncIterator[None]:
+    """End the body with `ClusterError` as soon as ``client`` has lost its scheduler. A call in flight learns of it only
+    after Dask has tried to reconnect, and a task's result never comes."""
+
+    async def attend() -> None:
+        while client.status == "running":
+            await asyncio.sleep(ALIVE_SECONDS)
+        raise ClusterError(GONE)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            attending = group.create_task(attend())
+            yield
+            attending.cancel()
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+
+
+def make_transport(client: Client, public_api: bool) -> Transport:
+    """The fast transport where it is known to work and not declined, the public one elsewhere."""
+    fast = dask_private.available(client) and not public_api
+    return dask_private.StreamTransport(client) if fast else TopicTransport(client)
 
 
 async def run_session(config: RunConfig, state: RunState, client: Client, emit: Emit, started: Started) -> None:
@@ -88,10 +117,12 @@ async def run_session(config: RunConfig, state: RunState, client: Client, emit: 
     weights_dir = weight_directory(state.folder.path, spec.run)
     async with AsyncExitStack() as stack:
         stack.callback(release_weight_directory, weights_dir)
-        scheduler, token = await stack.enter_async_context(claimed(client, spec, emit))
+        transport = make_transport(client, config.driver.public_api)
+        scheduler, token = await stack.enter_async_context(claimed(client, spec, transport, emit))
+        await stack.enter_async_context(attended(client))
         fleet = Fleet(emit, lambda key, error: driver.fail(key, error))
         driver = Driver(
-            make_transport(client),
+            transport,
             token,
             window=config.driver.window,
             max_inflight=config.driver.max_inflight,

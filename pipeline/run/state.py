@@ -21,7 +21,6 @@ from libra.pipeline.run.books import Books
 from libra.pipeline.run.waits import Emit
 from libra.pipeline.store.checkpoints import CheckpointStore
 from libra.pipeline.store.journal import Journal, read_journal
-from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import RunFolder
 from libra.pipeline.view.events import Note
 from libra.resources.errors import StoreError
@@ -54,38 +53,26 @@ def rules_of(config: RunConfig) -> Rules:
 
 
 class RunState:
-    """An open run folder, held by this process's lock until `close`."""
+    """The books and the journal of a run folder, whose lock this process holds, until `close`."""
 
     def __init__(
-        self, folder: RunFolder, lock: RunLock, books: Books, journal: Journal, checkpoints: CheckpointStore,
-        newest: tuple[int, Path] | None, emit: Emit,
+        self, folder: RunFolder, books: Books, journal: Journal, checkpoints: CheckpointStore,
+        newest: tuple[int, Path] | None,
     ) -> None:  # fmt: skip
         self.folder, self.books, self.checkpoints = folder, books, checkpoints
-        self._lock, self._journal, self._newest, self._emit = lock, journal, newest, emit
+        self._journal, self._newest = journal, newest
         self._segments: dict[int, int] = {}
 
     @classmethod
     def create(cls, config: RunConfig, folder: RunFolder, emit: Emit) -> Self:
         """The state of a new run in ``folder``, which was just made."""
-        lock = RunLock.acquire(folder.path, "training")
         journal = Journal(folder.journal, config.store.journal_sync)
         books = Books(Ledger(rules_of(config)), journal, emit)
-        return cls(folder, lock, books, journal, CheckpointStore(folder.checkpoints, config.store.keep), None, emit)
+        return cls(folder, books, journal, CheckpointStore(folder.checkpoints, config.store.keep), None)
 
     @classmethod
-    def resume(cls, config: RunConfig, emit: Emit) -> Self:
-        """Bring back the run at ``config.run_dir``. `StoreError` says what is missing, locked or different."""
-        plain = to_plain(config)
-        folder = RunFolder.resume(config.run_dir, plain, MAY_DIFFER)
-        lock = RunLock.acquire(folder.path, "training")
-        try:
-            return cls._bring_back(config, folder, lock, emit)
-        except BaseException:
-            lock.release()
-            raise
-
-    @classmethod
-    def _bring_back(cls, config: RunConfig, folder: RunFolder, lock: RunLock, emit: Emit) -> Self:
+    def resume(cls, config: RunConfig, folder: RunFolder, emit: Emit) -> Self:
+        """Bring back the run in ``folder``. `StoreError` says what is missing or damaged."""
         checkpoints = CheckpointStore(folder.checkpoints, config.store.keep)
         latest = checkpoints.latest()
         for message in latest.messages:
@@ -103,11 +90,16 @@ class RunState:
         ledger = Ledger(rules) if state is None else restore(rules, state["ledger"])
         for record in contents.records:
             ledger.apply(from_record(record))
+        if ledger.version > config.steps:
+            raise StoreError(
+                f"steps = {config.steps}, but the run in {folder.path} has trained {ledger.version} already; "
+                "ask for at least as many"
+            )
         folder.store_config(to_plain(config))
         journal = Journal(folder.journal, config.store.journal_sync)
         books = Books(ledger, journal, emit)
         newest = None if found is None else (found.step, found.path)
-        opened = cls(folder, lock, books, journal, checkpoints, newest, emit)
+        opened = cls(folder, books, journal, checkpoints, newest)
         if found is not None and state is not None:
             opened._segments[found.step] = state["segment"]
         return opened
@@ -143,8 +135,5 @@ class RunState:
             self._journal.prune(before=min(self._segments.values()))
 
     def close(self) -> None:
-        """Make the journal durable and give the lock up."""
-        try:
-            self._journal.close()
-        finally:
-            self._lock.release()
+        """Make the journal durable."""
+        self._journal.close()

@@ -15,7 +15,8 @@ from distributed import Client
 from libra.pipeline.config import RunConfig, to_plain
 from libra.pipeline.run.cluster import connected
 from libra.pipeline.run.session import Started, run_session
-from libra.pipeline.run.state import RunState
+from libra.pipeline.run.state import MAY_DIFFER, RunState
+from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import RunFolder
 from libra.pipeline.view.display import Display
 from libra.pipeline.view.events import RunEnded, RunStarted
@@ -44,11 +45,22 @@ async def train(
     whatever happens, the folder can be resumed and nothing of the run is left behind on the cluster.
     """
     reap_weight_directories()
-    if not resume:
-        RunFolder.create(config.run_dir, to_plain(config))
+    plain = to_plain(config)
+    folder = RunFolder.resume(config.run_dir, plain, MAY_DIFFER) if resume else RunFolder.create(config.run_dir, plain)
+    # Before the view opens its files: a folder that another process is writing to is left alone.
+    with RunLock.acquire(folder.path, "training"):
+        return await _train(config, folder, client, resume, display, started)
+
+
+async def _train(
+    config: RunConfig, folder: RunFolder, client: Client | None, resume: bool, display: Display | None, started: Started
+) -> RunResult:
     view = View(config.run_dir, display, resume)
     try:
-        async with opened(config, resume, view) as state, connected(config, client, state.folder.logs) as cluster:
+        async with (
+            opened(config, folder, resume, view) as state,
+            connected(config, client, state.folder.logs) as cluster,
+        ):
             version = state.books.ledger.version
             run_dir, dashboard = str(config.run_dir), cluster.dashboard
             view.emit(RunStarted(time.time(), config.name, run_dir, config.steps, version, dashboard))
@@ -67,12 +79,9 @@ async def train(
 
 
 @asynccontextmanager
-async def opened(config: RunConfig, resume: bool, view: View) -> AsyncIterator[RunState]:
+async def opened(config: RunConfig, folder: RunFolder, resume: bool, view: View) -> AsyncIterator[RunState]:
     """The run's state, closed at the end; the view ticks meanwhile."""
-    if resume:
-        state = RunState.resume(config, view.emit)
-    else:
-        state = RunState.create(config, RunFolder.open(config.run_dir), view.emit)
+    state = (RunState.resume if resume else RunState.create)(config, folder, view.emit)
     ticking = asyncio.create_task(_tick(view))
     try:
         yield state

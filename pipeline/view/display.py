@@ -93,8 +93,7 @@ class LiveDisplay:
 
     def event(self, event: happened.Event, record: dict[str, Any] | None, monitor: RunMonitor) -> None:
         """Redraw now and then; print the event's line above the panel, if it has one."""
-        if not self._live.is_started:
-            self._live.start()
+        self._start()
         if record is not None and record["kind"] == "step" and record["reward"] is not None:
             self._rewards.append(record["reward"])
         elif line := event_line(event, monitor):
@@ -103,7 +102,8 @@ class LiveDisplay:
 
     def tick(self, monitor: RunMonitor) -> None:
         """Redraw if half a second has passed."""
-        if monitor.now - self._drawn >= _REFRESH_SECONDS and self._live.is_started:
+        self._start()
+        if monitor.now - self._drawn >= _REFRESH_SECONDS:
             self._drawn = monitor.now
             self._live.update(panel(monitor, tuple(self._rewards)), refresh=True)
 
@@ -112,6 +112,11 @@ class LiveDisplay:
         if self._live.is_started:
             self._live.update(panel(monitor, tuple(self._rewards)), refresh=True)
             self._live.stop()
+
+    def _start(self) -> None:
+        """Begin to draw with the first sign of life, so that a display that is never used leaves the terminal alone."""
+        if not self._live.is_started:
+            self._live.start()
 
 
 def panel(monitor: RunMonitor, rewards: tuple[float, ...] = ()) -> RenderableType:
@@ -152,7 +157,7 @@ def _rows(monitor: RunMonitor, rewards: tuple[float, ...]) -> list[tuple[str, Te
     broken = [role for role in monitor.roles.values() if role.state not in ("ready", "stopped")]
     rows.extend((f"{role.role} worker", Text(one_line(f"{role.worker}: {role.state}"))) for role in broken[:4])
     if monitor.dashboard:
-        rows.append(("dashboard", Text(visible(monitor.dashboard), style="blue underline")))
+        rows.append(("dashboard", Text().append(visible(monitor.dashboard), style="blue underline")))
     return rows
 
 

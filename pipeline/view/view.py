@@ -35,6 +35,7 @@ class View:
         self._broken: set[str] = set()
         self._closed = False
         self.monitor = RunMonitor(time.time())
+        self.monitor.name = run_dir.name
         if resume:
             self._guarded("metrics", self._restore)
         self._metrics = self._guarded("metrics", lambda: MetricsFile(run_dir))

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import SpecCluster
 
@@ -26,6 +27,7 @@ from libra.resources.tags import ROLES, Role, capability
 
 logger = logging.getLogger("distributed.libra")
 
+TUNING = "libra.resources.cluster.tuning"
 PRELOAD = "libra.scheduler_plugin.preload"
 SLOTS: dict[Role, int] = {"rollout": 512, "tool": 64, "reward": 16, "train": 1}
 """Tasks that a worker of a role holds at once. Bodies are coroutines, so a slot costs next to nothing."""
@@ -62,7 +64,7 @@ class LibraLocalCluster(SpecCluster):
             "port": 0,
             "dashboard": dashboard,
             "dashboard_address": f"{host}:0",
-            "preload": [GUARD, preload],
+            "preload": [GUARD, preload, TUNING],
         }
         super().__init__(
             workers={
@@ -129,6 +131,10 @@ class LibraLocalCluster(SpecCluster):
         Cluster._update_worker_status(self, op, msg)
 
     async def _close(self) -> None:
+        if isinstance(self.scheduler, SchedulerProcess) and self.scheduler.died:
+            # Nobody answers: Dask would try to reach the scheduler for long, once to retire workers and once to end it.
+            self.scheduler.status = Status.closed
+            self.shutdown_scheduler = False
         await super()._close()
         if self._temporary is not None:
             self._temporary.cleanup()

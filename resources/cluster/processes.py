@@ -33,7 +33,11 @@ from libra.resources.errors import ClusterError
 logger = logging.getLogger("distributed.libra")
 
 GUARD = "libra.resources.cluster.guard"
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_ENVIRONMENT = {
+    # What a nanny would set: one thread for libraries, and freed memory goes back to the system.
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+}
 _LOG_TAIL = 4000
 _RESTARTS = 10
 _STABLE_SECONDS = 30.0
@@ -50,7 +54,7 @@ class Place:
 
 async def spawn(command: Sequence[str], log: Path) -> asyncio.subprocess.Process:
     """Start a Dask process that writes to ``log`` and ends when this process does."""
-    environment = {**_ONE_THREAD, **os.environ, **inherited(), LAUNCHER: str(os.getpid())}
+    environment = {**_ENVIRONMENT, **os.environ, **inherited(), LAUNCHER: str(os.getpid())}
     with log.open("ab") as output:
         return await asyncio.create_subprocess_exec(
             *command,
@@ -114,6 +118,11 @@ class SchedulerProcess(SubprocessScheduler):
                 raise ClusterError(f"the scheduler was not up after {self.place.start_seconds:g} s; {tail(log)}")
             await asyncio.sleep(0.02)
         self.address = identity["address"]
+
+    @property
+    def died(self) -> bool:
+        """Whether it was started and is not there any more."""
+        return self.process is not None and self.process.returncode is not None
 
     async def close(self) -> None:
         """End the process."""

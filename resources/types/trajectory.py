@@ -1,8 +1,8 @@
 """What one trajectory is made of, as token ids.
 
 Invariants: token ids are int32, logprobs float32, versions int32; ``mask`` is 1 exactly where a token was sampled by
-the policy; where ``mask`` is 0 the logprob is 0 and the version is -1. Text is never part of a trajectory's identity: it
-is decoded for people only.
+the policy; where ``mask`` is 0 the logprob is 0 and the version is -1. Text is never part of a trajectory's identity:
+it is decoded for people only.
 """
 
 from __future__ import annotations

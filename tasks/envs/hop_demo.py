@@ -38,6 +38,12 @@ _STARTED = re.compile(r"find ([a-z]+-[a-z]+)")
 _FOUND = re.compile(r'\{"(next|value)": "([a-z]+-[a-z]+)"')
 _MAX_TURNS = 12
 
+_GIVES_UP = 0.65
+"""Probability of a guessed answer after a failed call."""
+_ANSWERS_EARLY = 0.42
+"""Probability of answering with a key that only leads on."""
+_BREAKS_JSON, _WRONG_KEY = 0.04, 0.05
+
 
 def script(sequence: str, context: Tokens, stream: int) -> Tokens:
     """A competent next turn: follow the last key, retry when busy, answer the value."""
@@ -58,7 +64,7 @@ class HopDemonstrator(Demonstrator):
 
     def trace(self, source: random.Random) -> Demonstration:
         env = self._environment
-        slop = source.choice((0.8, 1.1, 1.4))
+        slop = source.choice((0.8, 1.0, 1.2))
         task = env.task("train", source.getrandbits(40))
         session = env.open(task, f"demo{source.getrandbits(40)}", env.seed)
         parts = [(env.reset(task), 0)]
@@ -109,13 +115,13 @@ def _play(seen: _Seen, source: random.Random, slop: float) -> str:
     """The next turn's text, without its stop token. ``slop`` scales the probability of every mistake."""
     if seen.value:
         return answer_text(seen.key)
-    if seen.failed and source.random() < 0.45 * slop:
+    if seen.failed and source.random() < _GIVES_UP * slop:
         return answer_text(random_key(source))
-    if not (seen.began or seen.failed) and source.random() < 0.30 * slop:
+    if not (seen.began or seen.failed) and source.random() < _ANSWERS_EARLY * slop:
         return answer_text(seen.key)
-    if source.random() < 0.03 * slop:
+    if source.random() < _BREAKS_JSON * slop:
         return f"{CALL_OPEN}{seen.key}{BROKEN_CLOSE}"
-    return call_text(random_key(source) if source.random() < 0.04 * slop else seen.key)
+    return call_text(random_key(source) if source.random() < _WRONG_KEY * slop else seen.key)
 
 
 @cache

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from cluster_parts import Play, label_cluster, playing, spec
+
 from benchmarks import control_bodies as bodies
 from benchmarks.rows import Row, Rows
-from cluster_parts import Play, label_cluster, playing, spec
 from libra.pipeline.driver.transport import Node
 from libra.resources.codec import pack
 
@@ -47,23 +48,24 @@ class Cpu:
 
 
 @asynccontextmanager
-async def bench_cluster() -> AsyncIterator[tuple[Play, Cpu]]:
-    """Two rollout workers and one tool worker, claimed."""
-    tests = str(Path(__file__).resolve().parents[1])
-    os.environ["PYTHONPATH"] = tests
-    workers = {"rollout": 2, "tool": 1}
+async def bench_cluster(tools: int = 1) -> AsyncIterator[tuple[Play, Cpu]]:
+    """Two rollout workers and ``tools`` tool workers, claimed; their bodies are importable."""
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
+    workers = {"rollout": 2, "tool": tools}
     slots = {"rollout": 8192, "tool": 8192}
-    run = spec(roles={"rollout": 2, "tool": 1, "reward": 0, "train": 0}, policy={"kind": "context_bounds"})
-    async with label_cluster(workers, slots=slots, asynchronous=True) as cluster:  # type: ignore[arg-type]
-        async with playing(cluster.scheduler_address, run) as play:
-            found = {"driver": psutil.Process()}
-            for process in psutil.Process().children(recursive=True):
-                line = " ".join(process.cmdline())
-                if "distributed.Scheduler" in line:
-                    found["scheduler"] = process
-                elif "distributed.Worker" in line:
-                    found[f"worker{len(found)}"] = process
-            yield play, Cpu(found)
+    run = spec(roles={"rollout": 2, "tool": tools, "reward": 0, "train": 0}, policy={"kind": "context_bounds"})
+    async with (
+        label_cluster(workers, slots=slots, asynchronous=True) as cluster,  # type: ignore[arg-type]
+        playing(cluster.scheduler_address, run) as play,
+    ):
+        found = {"driver": psutil.Process()}
+        for process in psutil.Process().children(recursive=True):
+            line = " ".join(process.cmdline())
+            if "distributed.Scheduler" in line:
+                found["scheduler"] = process
+            elif "distributed.Worker" in line:
+                found[f"worker{len(found)}"] = process
+        yield play, Cpu(found)
 
 
 async def chain(play: Play, run: str, number: int, segments: int, prompt: int) -> None:

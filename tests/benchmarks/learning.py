@@ -59,6 +59,8 @@ def measure(loop: ReferenceLoop, alpha: int) -> dict[str, Any]:
             f"step {step.trained} reward {step.reward:.3f} skipped {len(step.skipped)} "
             f"lengths {lengths[len(lengths) // 2]}/{lengths[-1]} {numbers}"
         )
+        if loop.config.eval.every and (step.trained + 1) % loop.config.eval.every == 0:
+            say(f"held-out at {step.trained + 1} {mean(timed(cpu, 'eval', loop.evaluate)):.3f} cpu {dict(cpu)}")
     after = timed(cpu, "eval", loop.evaluate)
     stats = loop.engine.stats()
     return {

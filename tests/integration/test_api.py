@@ -1,4 +1,4 @@
-"""The public API on real Dask processes: the README's twenty lines, steps as futures, two drivers, a user's own parts."""
+"""The public API on real Dask processes: the README's lines, steps as futures, two drivers, a user's own parts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import libra
 import pytest
 from dask.distributed import Client
+
+import libra
+from libra.resources.batches import BatchReader
 from libra.resources.errors import ClusterError, StoreError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +67,7 @@ def test_a_second_driver_is_refused_by_name_and_the_first_goes_on(client: Client
         with (
             Client(client.scheduler.address) as other,
             libra.Run(config, client=other) as refused,
-            pytest.raises(ClusterError, match="held by .*first"),
+            pytest.raises(ClusterError, match=r"held by .*first"),
         ):
             refused.fit()
         assert run.fit().summary["steps"] == 3
@@ -92,9 +94,9 @@ def test_an_environment_and_a_policy_by_import_path(tmp_path: Path) -> None:
     config = ["environment.kind=mine:Env", *overrides(tmp_path / "run")]
     command = [sys.executable, "-m", "libra.pipeline.cli", "train", "scripted", *config]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
     assert done.returncode == 0, done.stderr
-    from libra.resources.batches import BatchReader
-
     rewards = set(BatchReader(tmp_path / "run" / "trajectories" / "step-000000.zarr").table()["reward"].tolist())
     assert rewards == {2.0, 3.0}

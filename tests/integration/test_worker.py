@@ -312,8 +312,11 @@ async def test_the_trainer_trains_publishes_saves_and_restores(tmp_path: Path) -
         assert measures["loss_tokens"] == 12
         again = await c.run(0, train, {"key": key_of("train", 0, attempt=1), **step})
         assert again == measures
-        with pytest.raises(InfraError, match="a batch for version 5 reached a trainer at version 1"):
+        with pytest.raises(InfraError, match="is for version 5, but the trainer is at version 1"):
             await c.submit(0, train, {"key": key_of("train", 5), **step})
+        for body, kind in ((publish, "publish"), (checkpoint, "checkpoint")):
+            with pytest.raises(InfraError, match="is for version 0, but the trainer is at version 1"):
+                await c.submit(0, body, {"key": key_of(kind, 0, attempt=9), **where})
         one = await c.run(0, publish, {"key": key_of("publish", 1), **where})
         assert (zero["version"], one["version"]) == (0, 1)
         assert zero["digest"] != one["digest"]

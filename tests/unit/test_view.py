@@ -104,8 +104,8 @@ def test_the_panel_shows_the_run_and_no_control_character(tmp_path: Path) -> Non
     console.print(panel(monitor, (0.1, 0.5, 0.9)))
     shown = console.export_text()
     for words in (
-        "demo", "step 0/2", "cold start: step 41", "reward", "0.250", "4 rollout", "train: 2 groups", "rollouts that end",
-        "infra retried 1, task 1", "http://127.0.0.1:8787/status", "▁▅█",
+        "demo", "step 0/2", "cold start: step 41", "reward", "0.250", "4 rollout", "train: 2 groups",
+        "rollouts that end", "infra retried 1, task 1", "http://127.0.0.1:8787/status", "▁▅█",
     ):  # fmt: skip
         assert words in shown
     assert not {character for character in shown if ord(character) < 32} - {"\n"}

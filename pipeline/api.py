@@ -129,11 +129,11 @@ class Run:
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that the run lives on: the client's, or one of its own in the background."""
         if self._client is not None:
-            return self._client.loop.asyncio_loop  # type: ignore[no-any-return]
+            return self._client.loop.asyncio_loop
         if self._runner is None:
             self._runner = LoopRunner(asynchronous=False)
             self._runner.start()
-        return self._runner.loop.asyncio_loop  # type: ignore[no-any-return]
+        return self._runner.loop.asyncio_loop
 
     def _on_started(self, loop: RunLoop, client: Client, run: str) -> None:
         if self._steps == 0:

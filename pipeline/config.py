@@ -87,7 +87,7 @@ class RetriesConfig(Config):
     infra: int = Field(default=3, ge=0)
     """Retries of one trajectory."""
     consecutive_infra: int = Field(default=50, ge=1)
-    """Infrastructure failures in a row, over the whole run, that stop it."""
+    """Infrastructure failures in a row, over the whole run, that stop it once a trajectory has used up its retries."""
 
 
 class EvalConfig(Config):

@@ -13,12 +13,10 @@ SETTINGS: dict[str, Any] = {
     # Stealing moves restricted tasks between eligible workers and so away from their KV.
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.active-memory-manager.start": False,
-    # An engine that takes its worker down marks every task on it; the retry budgets of the run decide instead.
-    "distributed.scheduler.allowed-failures": 1000,
     # Continuations may wait long for a worker of their bucket; the plugin has deadlines of its own.
     "distributed.scheduler.no-workers-timeout": None,
-    # After a worker's loss, a fetch from it blocks what depends on its result for this long.
-    "distributed.comm.timeouts.connect": "5s",
+    # Dask tries to connect to a worker that has just died for this long, and only then fetches from another one.
+    "distributed.comm.timeouts.connect": "3s",
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "5s",
     "distributed.admin.system-monitor.gil.enabled": False,

@@ -19,7 +19,8 @@ CLAIM = "libra_claim"
 RELEASE = "libra_release"
 """→ ``{}`` once every role of the run has stopped (or ``stop_seconds`` have passed)."""
 STATUS = "libra_status"
-"""→ roles and states by worker, instances, weight versions, counters; for displays and for naming what a wait needs."""
+"""→ roles and states by worker, instances, weight versions, counters; for displays and for naming what a wait needs.
+Without a token: the plugin's versions and who holds the cluster."""
 SET_ROLE = "libra_set_role"
 """``worker`` (name or address), ``role`` (or None), ``tp`` → ``{}``; ``{"error"}`` if the worker cannot take it."""
 SET_WEIGHTS = "libra_set_weights"
@@ -39,8 +40,8 @@ END = "libra-end"
 RESULT = "libra-result"
 """``key``, ``value``: what the body left under `METADATA`. The plugin has released the key in the same tick."""
 EVENT = "libra-event"
-"""``event`` and its fields: ``role`` (worker, role, state, version, error, given_up), ``weights`` (worker, version, error),
-``unbound`` (key, reason), ``lost`` (worker, role), ``alarm`` (where, error), ``progress`` (fields)."""
+"""``event`` and its fields: ``role`` (worker, role, state, version, error, given_up), ``weights`` (worker, version,
+error), ``unbound`` (key, reason), ``lost`` (worker, role), ``alarm`` (where, error), ``progress`` (fields)."""
 
 # plugin → worker, stream
 RETAG = "libra-retag"

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any
 
 from libra.resources import wire
+from libra.resources.keys import KINDS
 from libra.resources.tags import REWARD, TOOL, TRAIN, UNBOUND
 from libra.resources.types import ToolState
 from libra.scheduler_plugin.alarms import Alarms
@@ -34,6 +35,19 @@ _TOOL = {TOOL: 1}
 _REWARD = {REWARD: 1}
 _TRAIN = {TRAIN: 1}
 _BY_KIND = {"reward": _REWARD, "step": _REWARD}
+
+
+def split_key(key: Any) -> Parts | None:
+    """The parts of a key that looks like one of this system; None for any other."""
+    if type(key) is not str:
+        return None
+    parts = key.split("-")
+    return parts if len(parts) == 6 and parts[0] in KINDS else None
+
+
+def disown(task: Any) -> None:
+    """A task that looks like ours but whose run does not hold the cluster (any more): it runs nowhere."""
+    task.resource_restrictions = _UNBOUND
 
 
 class Binder:

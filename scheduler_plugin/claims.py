@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from typing import Any
 
+from libra.resources import wire
 from libra.resources.errors import ClusterError, ConfigError
-from libra.resources.keys import KINDS
 from libra.resources.types import Bucket
 from libra.resources.types.run import RunSpec
-from libra.scheduler_plugin.binding import Binder, Parts
+from libra.scheduler_plugin.binding import Binder, Parts, split_key
 from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.roles import Limits
 from libra.scheduler_plugin.routing import RoutingTable
@@ -38,8 +39,11 @@ class Claim:
         self.weights: dict[str, Any] | None = None
         self.ending = False
         self.ended = asyncio.Event()
+        self.held: list[wire.Message] | None = []
+        """Events from before the driver listens; None once it does."""
+        self.began = time.monotonic()
         self._batches: dict[int, dict[str, Any]] = {}
-        self._posted = asyncio.Condition()
+        self._changed = asyncio.Event()
 
     @property
     def version(self) -> int | None:
@@ -53,12 +57,8 @@ class Claim:
 
     def ours(self, key: Any) -> Parts | None:
         """The parts of a key of this run; None for a foreign one."""
-        if type(key) is not str:
-            return None
-        parts = key.split("-")
-        if len(parts) != 6 or parts[2] != self.spec.run or parts[0] not in KINDS:
-            return None
-        return parts
+        parts = split_key(key)
+        return parts if parts is not None and parts[2] == self.spec.run else None
 
     def rebind_waiting(self) -> None:
         """Instances have changed: decide again where waiting tasks go."""
@@ -71,27 +71,29 @@ class Claim:
         if self.binder is not None:
             self.binder.version = version
 
-    async def post(self, version: int, record: dict[str, Any]) -> None:
+    def post(self, version: int, record: dict[str, Any]) -> None:
         """The batch that ``version`` is trained on is known."""
         self._batches[version] = record
         for old in sorted(self._batches)[:-_BATCHES_KEPT]:
             del self._batches[old]
-        async with self._posted:
-            self._posted.notify_all()
+        self._wake()
 
     async def batch(self, version: int) -> dict[str, Any]:
         """The batch of ``version`` once it is posted. `ClusterError` when the run ends before."""
-        async with self._posted:
-            await self._posted.wait_for(lambda: version in self._batches or self.ending)
+        while version not in self._batches and not self.ending:
+            await self._changed.wait()
         if version not in self._batches:
             raise ClusterError(f"{self.holder} ended before it posted the batch of version {version}")
         return self._batches[version]
 
-    async def end(self) -> None:
-        """Whoever waits for a batch waits in vain."""
+    def end(self) -> None:
+        """The run ends: whoever waits for a batch waits in vain."""
         self.ending = True
-        async with self._posted:
-            self._posted.notify_all()
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
 
 def _limits(spec: RunSpec) -> Limits:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
 from distributed import SchedulerPlugin, WorkerPlugin
@@ -19,15 +20,22 @@ from tornado.ioloop import PeriodicCallback
 from libra.resources import wire
 from libra.resources.bootstrap import Bootstrap
 from libra.resources.errors import DeadlineError
-from libra.scheduler_plugin import guests, roles
+from libra.scheduler_plugin import guests, roles, spans
 from libra.scheduler_plugin.alarms import Alarms
+from libra.scheduler_plugin.binding import disown, split_key
 from libra.scheduler_plugin.claims import Claim
 from libra.scheduler_plugin.forwarding import Outbox
 from libra.scheduler_plugin.pool import Pool
 from libra.scheduler_plugin.requests import Requests
 from libra.scheduler_plugin.retag import stimulus
+from libra.scheduler_plugin.roles import Duty
 
 _TICK_MILLISECONDS = 50
+_LISTENING_SECONDS = 0.2
+"""A driver learns its token from the reply to its claim and listens right after; events wait that long for it."""
+_ALLOWED_FAILURES = 10
+"""Losses of a worker that a task survives while a run holds the cluster: an engine that takes its worker down does so
+to every task on it, and Dask's default of 3 would blame them all."""
 
 P = ParamSpec("P")
 
@@ -60,6 +68,7 @@ class LibraScheduler(SchedulerPlugin):
         self.stats: dict[str, Any] = {}
         """The engines' stats from the workers' heartbeats, by worker name."""
         self.scheduler: Any = None
+        self._allowed_failures = 0
         self.pool: Pool
         self.outbox: Outbox
 
@@ -81,6 +90,7 @@ class LibraScheduler(SchedulerPlugin):
             }
         )
         scheduler.extensions[wire.EXTENSION] = self
+        scheduler.extensions[spans.EXTENSION] = spans.GuestSpans(scheduler)
         callback = PeriodicCallback(self.tick, _TICK_MILLISECONDS)
         scheduler.periodic_callbacks["libra"] = callback
         plugin = dumps(self._worker_plugin)
@@ -95,16 +105,17 @@ class LibraScheduler(SchedulerPlugin):
     def update_graph(self, scheduler: Any, *, tasks: list[Any], **_: Any) -> None:
         """A graph has arrived; none of its tasks has moved yet."""
         claim = self.claim
-        if claim is None or claim.binder is None:
-            return
         for key in tasks:
             task = scheduler.tasks[key]
             if task.state != "released":
                 continue
-            parts = claim.ours(key)
+            parts = split_key(key)
             if parts is not None:
-                claim.binder.arrive(task, parts)
-            else:
+                if claim is not None and claim.binder is not None and parts[2] == claim.spec.run:
+                    claim.binder.arrive(task, parts)
+                else:
+                    disown(task)
+            elif claim is not None:
                 guests.restrict(task)
 
     def transition(self, key: Any, start: str, finish: str, *_: Any, **__: Any) -> None:
@@ -147,6 +158,10 @@ class LibraScheduler(SchedulerPlugin):
         self.outbox.by_topic.discard(client)
         if self.claim is not None and self.claim.client == client:
             self.end_claim(self.claim)
+
+    def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
+        """Whom an adaptive cluster may retire: nobody with a role."""
+        return [worker for worker in workers if not self.pool.has_role(worker.address)]
 
     @_guarded
     def heartbeat(self, worker: Any, data: Any) -> None:
@@ -205,41 +220,71 @@ class LibraScheduler(SchedulerPlugin):
     def holds(self, token: str | None) -> Claim | None:
         """The claim that ``token`` belongs to, if it holds the cluster."""
         claim = self.claim
-        if claim is None or claim.ending or token != claim.token:
+        if claim is None or claim.ending or token is None or not secrets.compare_digest(token, claim.token):
             self.alarms.count("refused")
             return None
+        self._tell_held(claim)
         return claim
 
     def tell(self, event: str, **fields: Any) -> None:
         """Send an event to the driver, if there is one."""
-        if self.claim is not None and self.scheduler is not None:
-            self.outbox.send(self.claim.client, {"op": wire.EVENT, "event": event, **fields})
+        claim = self.claim
+        if claim is None:
+            return
+        message = {"op": wire.EVENT, "event": event, **fields}
+        if claim.held is not None:
+            claim.held.append(message)
+        else:
+            self.outbox.send(claim.client, message)
+
+    def _tell_held(self, claim: Claim) -> None:
+        """The driver listens: events that were held back go out, in order."""
+        held, claim.held = claim.held, None
+        for message in held or ():
+            self.outbox.send(claim.client, message)
+
+    def begin_claim(self, claim: Claim, duties: Mapping[str, Duty]) -> None:
+        """A run takes the cluster."""
+        self.claim = claim
+        self.alarms.counts.clear()
+        self._allowed_failures = self.scheduler.allowed_failures
+        self.scheduler.allowed_failures = max(self._allowed_failures, _ALLOWED_FAILURES)
+        self.pool.begin(claim, duties)
+        guests.restrict_all(self.scheduler, claim.ours, self.pool.off_limits)
 
     def end_claim(self, claim: Claim) -> None:
         """Cancel the run's tasks and stop its roles; `tick` sees it through."""
         if claim.ending:
             return
-        claim.ending = True
-        self.scheduler._ongoing_background_tasks.call_soon(claim.end)
+        claim.end()
         if claim.client in self.scheduler.clients:
             wanted = [t.key for t in self.scheduler.clients[claim.client].wants_what if claim.ours(t.key)]
             self.scheduler.client_releases_keys(keys=wanted, client=claim.client, stimulus_id=stimulus("end"))
         self.pool.end()
 
-    @_guarded
     def tick(self) -> None:
         """Everything that has a deadline."""
+        self._tick_pool()
+        self._tick_claim()
+
+    @_guarded
+    def _tick_pool(self) -> None:
         self.pool.tick()
+
+    @_guarded
+    def _tick_claim(self) -> None:
         claim = self.claim
-        if claim is None or claim.binder is None:
+        if claim is None:
             return
-        if claim.ending:
-            if self.pool.at_rest:
-                self.pool.finish()
-                self.claim = None
-                claim.ended.set()
-            return
-        self._give_up_unbound(claim)
+        if claim.held is not None and time.monotonic() - claim.began > _LISTENING_SECONDS:
+            self._tell_held(claim)
+        if not claim.ending:
+            self._give_up_unbound(claim)
+        elif self.pool.at_rest:
+            self.pool.finish()
+            self.scheduler.allowed_failures = self._allowed_failures
+            self.claim = None
+            claim.ended.set()
 
     def _give_up_unbound(self, claim: Claim) -> None:
         assert claim.binder is not None

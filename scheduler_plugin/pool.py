@@ -97,6 +97,11 @@ class Pool:
         state = self.states.get(self._names.get(address, ""))
         return state is not None and not _takes_guests(state)
 
+    def has_role(self, address: str) -> bool:
+        """Whether a worker has, or is to have, a role."""
+        state = self.states.get(self._names.get(address, ""))
+        return state is not None and (state.duty or state.wanted) is not None
+
     # Orders and reports.
 
     def assign(self, worker: str, duty: Duty | None) -> None:

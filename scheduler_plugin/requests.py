@@ -18,7 +18,6 @@ from libra.resources import wire
 from libra.resources.errors import LibraError
 from libra.resources.tags import ROLES
 from libra.resources.types.run import RunSpec
-from libra.scheduler_plugin import guests
 from libra.scheduler_plugin.assignment import assign
 from libra.scheduler_plugin.binding import Binder
 from libra.scheduler_plugin.claims import Claim
@@ -77,11 +76,9 @@ class Requests:
         except TypeError as error:
             return {"error": f"the driver and the scheduler differ ({error}): install the same dask-libra in both"}
         claim.binder = Binder(plugin.scheduler, claim.table, plugin.outbox, plugin.alarms)
-        plugin.claim = claim
         if answers == "topic":
             plugin.outbox.by_topic.add(client)
-        plugin.pool.begin(claim, assignment.duties)
-        guests.restrict_all(plugin.scheduler, claim.ours, plugin.pool.off_limits)
+        plugin.begin_claim(claim, assignment.duties)
         duties = {name: {"role": duty.role, "tp": duty.tp} for name, duty in assignment.duties.items()}
         return {"token": claim.token, "roles": duties, "notes": list(assignment.notes)}
 
@@ -158,7 +155,7 @@ class Requests:
         claim = self._plugin.holds(token)
         if claim is None:
             return _REFUSED
-        await claim.post(version, record)
+        claim.post(version, record)
         return {}
 
     async def await_batch(self, run: str, version: int) -> Reply:

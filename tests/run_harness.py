@@ -27,7 +27,9 @@ from libra.pipeline.view.events import Event, TrajectoryEnded
 from libra.pipeline.view.files import read_metrics, read_summary
 from libra.pipeline.view.monitor import RunMonitor
 from libra.resources.batches import BatchReader
+from libra.resources.cluster.local import LibraLocalCluster
 from libra.resources.durable import Holder
+from libra.resources.tags import Role
 from libra.resources.weights import OWNER_FILE, SHARED_MEMORY
 
 E = TypeVar("E", bound=Event)
@@ -273,6 +275,14 @@ class Recorder:
         """The training trajectories that have ended, those of ``group``."""
         found = {event.id: event for event in self.of(TrajectoryEnded) if event.stream == "train"}
         return {name: event for name, event in found.items() if group is None or name.startswith(f"g{group}m")}
+
+
+@contextmanager
+def run_cluster(rollout: int = 1, tool: int = 1) -> Iterator[Client]:
+    """A client of a cluster that many runs share, one after another."""
+    workers: dict[Role, int] = {"rollout": rollout, "tool": tool, "reward": 1, "train": 1}
+    with LibraLocalCluster(workers, dashboard=False) as cluster, Client(cluster, set_as_default=False) as client:
+        yield client
 
 
 class PlayedRun:

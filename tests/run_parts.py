@@ -1,4 +1,4 @@
-"""What whole runs in tests play: a script whose rewards a reader can tell, and a `hop` with faults on demand.
+"""What whole runs in tests play: a script whose rewards a reader can tell, and parts that fail or die on demand.
 
 Workers and engines load these by import path. Everything is a function of names (trajectory, turn), so that two runs of
 one config train the same trajectories however often either is killed.
@@ -7,6 +7,8 @@ one config train the same trajectories however often either is killed.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -16,11 +18,16 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from libra.resources.errors import InfraError, TaskError
-from libra.resources.types import Tokens, ToolReturn, Trajectory, TrajectoryId
+from libra.resources.types import Tokens, ToolReturn, Trajectory, TrajectoryId, WeightVersion
+from libra.tasks.algorithms.base import AlgorithmConfig
+from libra.tasks.engines.base import EngineConfig, Generated
+from libra.tasks.engines.scripted import ScriptedEngine
 from libra.tasks.envs.base import EnvironmentConfig
 from libra.tasks.envs.hop import HopEnvironment, HopSession
 from libra.tasks.envs.hop_demo import script
 from libra.tasks.envs.hop_text import END, answer_text, make_tokenizer, understand
+from libra.tasks.trainers.base import BatchRef, Progress, TrainerConfig
+from libra.tasks.trainers.scripted import ScriptedTrainer
 
 NO_SPREAD_EVERY = 7
 """Groups 3, 10, 17, … of `half_right` have equal rewards."""
@@ -84,6 +91,74 @@ class FaultySession(HopSession):
         while env.has("hang", name) and not env.gate.exists():
             await asyncio.sleep(0.05)
         return await super().tool(turn, call)
+
+
+class Deaths:
+    """Ends this process with kill -9 at named points, at each once in a run: ``options.deaths`` = [point, …]."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._points, self._folder = set(options.pop("deaths", ())), Path(options.pop("graves", "/nowhere"))
+
+    def at(self, point: str) -> None:
+        """Die here if it is time."""
+        grave = self._folder / point.replace(" ", "-")
+        if point in self._points and not grave.exists():
+            grave.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FragileTrainer(ScriptedTrainer):
+    """Dies at ``initialise``, ``restore``, and ``train V``, ``trained V``, ``publish V``, ``save V`` at version V."""
+
+    def __init__(self, config: TrainerConfig, algorithm: AlgorithmConfig, **rest: Any) -> None:
+        options = dict(config.options)
+        self.deaths = Deaths(options)
+        super().__init__(config.model_copy(update={"options": options}), algorithm, **rest)
+
+    def initialise(self, progress: Progress) -> dict[str, Any]:
+        self.deaths.at("initialise")
+        return super().initialise(progress)
+
+    def restore(self, directory: Path) -> None:
+        self.deaths.at("restore")
+        super().restore(directory)
+
+    def train(self, batch: BatchRef) -> dict[str, float]:
+        self.deaths.at(f"train {self.version}")
+        measures = super().train(batch)
+        self.deaths.at(f"trained {self.version}")
+        return measures
+
+    def publish(self, directory: Path) -> WeightVersion:
+        published = super().publish(directory)
+        self.deaths.at(f"publish {self.version}")
+        return published
+
+    def save(self, directory: Path) -> None:
+        (directory / "model.safetensors").write_bytes(b"half")
+        self.deaths.at(f"save {self.version}")
+        super().save(directory)
+
+
+class FragileEngine(ScriptedEngine):
+    """Dies at ``load V``, and at ``step V`` in its tenth step with version V."""
+
+    def __init__(self, config: EngineConfig, **rest: Any) -> None:
+        options = dict(config.options)
+        self.deaths = Deaths(options)
+        super().__init__(config.model_copy(update={"options": options}), **rest)
+        self.age = 0
+
+    def load(self, weights: WeightVersion) -> None:
+        self.deaths.at(f"load {weights.version}")
+        super().load(weights)
+        self.age = 0
+
+    def step(self) -> list[Generated]:
+        self.age += 1
+        if self.age == 10:
+            self.deaths.at(f"step {self.version}")
+        return super().step()
 
 
 @cache

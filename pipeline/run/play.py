@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -16,7 +17,7 @@ from typing import Any
 
 from libra.pipeline.driver.driver import Driver
 from libra.pipeline.driver.transport import Node
-from libra.pipeline.ledger.draft import Draft
+from libra.pipeline.ledger.draft import Draft, Next
 from libra.pipeline.run.waits import Emit
 from libra.pipeline.view.events import Failed, Worked
 from libra.resources.codec import pack, segment_from_wire, tool_return_from_wire, trajectory_to_wire
@@ -69,13 +70,15 @@ RETRY_SECONDS = 0.2
 class Player:
     """Plays drafts through the driver.
 
-    ``consecutive``: infrastructure failures in a row that stop the run. One incident fails many trajectories at once,
-    so a failed try counts only if it began after the last one that counted.
+    ``consecutive``: infrastructure failures in a row that stop the run. They are counted by what was tried (a first
+    segment, a tool call, a reward), for a broken tool host does not keep engines from working; and the run stops only
+    when a trajectory has used up its retries too, for one short incident fails all that are in flight.
     """
 
     def __init__(self, driver: Driver, run: str, rules: PlayRules, consecutive: int, emit: Emit) -> None:
         self._driver, self._run, self._rules, self._emit = driver, run, rules, emit
-        self._consecutive, self._in_a_row, self._counted = consecutive, 0, float("-inf")
+        self._consecutive = consecutive
+        self._in_a_row: Counter[Next] = Counter()
         self._attempts = count()
         self.active = 0
 
@@ -101,21 +104,24 @@ class Player:
         """Try the next thing the draft needs until it has ended or its retries are used up."""
         failures = 0
         while True:
-            began = time.monotonic()
+            tried = draft.next
             try:
-                if draft.next == "reward":
-                    return await self._reward(draft, step)
+                if tried == "reward":
+                    verdict = await self._reward(draft, step)
+                    self._in_a_row[tried] = 0
+                    return verdict
                 await self._advance(draft, step, hooks)
-                self._in_a_row = 0
+                self._in_a_row[tried] = 0
             except TaskError as error:
                 return Verdict(None, Failure("task", str(error)), {})
             except ClusterError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever else a task raises is the infrastructure's failure
                 failures += 1
-                self._count(draft, error, began)
+                self._in_a_row[tried] += 1
                 reason = f"{type(error).__name__}: {error}"
                 if failures > self._rules.retries:
+                    self._check_in_a_row(draft, tried, error)
                     return Verdict(None, Failure("infra", reason), {})
                 self._emit(Failed(time.time(), "infra", str(draft.id), reason, retried=True))
                 if isinstance(error, SessionLostError):
@@ -188,14 +194,10 @@ class Player:
     def _key(self, kind: Kind, step: int, draft: Draft, index: int, attempt: int) -> str:
         return str(TaskKey(kind, step, self._run, str(draft.id), index, attempt))
 
-    def _count(self, draft: Draft, error: Exception, began: float) -> None:
-        if began < self._counted:
-            return
-        self._in_a_row += 1
-        self._counted = time.monotonic()
-        if self._in_a_row >= self._consecutive:
+    def _check_in_a_row(self, draft: Draft, tried: Next, error: Exception) -> None:
+        if (in_a_row := self._in_a_row[tried]) >= self._consecutive:
             raise TooManyFailuresError(
-                f"{self._in_a_row} infrastructure failures in a row (retries.consecutive_infra = {self._consecutive}); "
+                f"{in_a_row} infrastructure failures in a row (retries.consecutive_infra = {self._consecutive}); "
                 f"the last one, of {draft.id}: {error}"
             ) from error
 

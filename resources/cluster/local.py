@@ -122,9 +122,13 @@ class LibraLocalCluster(SpecCluster):
                 )
             await asyncio.sleep(0.02)
 
-    def _on_lost(self, name: str, reason: str) -> None:
-        if self.status.name == "running":
-            logger.warning("worker %s %s", name, reason)
+    def _on_lost(self, name: str, reason: str) -> bool:
+        """Whether to start a worker again: not without a scheduler, and not once the cluster closes."""
+        scheduler = self.scheduler.process
+        if self.status != Status.running or scheduler is None or scheduler.returncode is not None:
+            return False
+        logger.warning("worker %s %s and is started again; its log is in %s", name, reason, self.logs)
+        return True
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
         # Not SpecCluster's own, which gives a lost worker up after a while: `WorkerProcess` brings it back.

@@ -133,12 +133,12 @@ class SchedulerProcess(SubprocessScheduler):
 
 
 class WorkerProcess(SubprocessWorker):
-    """One worker, started again when it dies; ``lost(name, reason)`` is called each time."""
+    """One worker. When it dies, ``lost(name, reason)`` says whether it is started again."""
 
     process: asyncio.subprocess.Process | None
 
     def __init__(
-        self, scheduler: str, name: str, options: dict[str, Any], place: Place, lost: Callable[[str, str], None]
+        self, scheduler: str, name: str, options: dict[str, Any], place: Place, lost: Callable[[str, str], bool]
     ) -> None:
         super().__init__(scheduler, "distributed.Worker", name, {**options, "name": name})
         self.place, self._lost = place, lost
@@ -176,9 +176,7 @@ class WorkerProcess(SubprocessWorker):
             assert self.process is not None
             code = await self.process.wait()
             failures = 1 if time.monotonic() - started > _STABLE_SECONDS else failures + 1
-            again = failures <= _RESTARTS
-            self._lost(str(self.name), f"exited with {code}; " + ("it is started again" if again else "given up"))
-            if not again:
+            if not self._lost(str(self.name), f"exited with {code}") or failures > _RESTARTS:
                 return
             await asyncio.sleep(min(0.1 * 2 ** (failures - 1), 5.0))
             await self._spawn()

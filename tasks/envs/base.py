@@ -60,10 +60,12 @@ def payload_digest(payload: Tokens) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demonstration:
-    """Token ids that a cold start imitates where ``mask`` is 1; both of shape (n,)."""
+    """Token ids that a cold start imitates where ``mask`` is 1. ``copies`` is 1 where an imitated token repeats what
+    the context says: the skill that everything hangs on, so the cold start goes on until it is there. All (n,)."""
 
     tokens: Tokens
     mask: NDArray[np.int8]
+    copies: NDArray[np.int8]
 
 
 class Demonstrator(ABC):
@@ -71,9 +73,6 @@ class Demonstrator(ABC):
 
     All randomness comes from ``source``.
     """
-
-    copy_after: int
-    """The copy gate looks at tokens that directly follow this id: the drilled skill copies an earlier token there."""
 
     @abstractmethod
     def trace(self, source: random.Random) -> Demonstration:

@@ -42,7 +42,11 @@ _GIVES_UP = 0.65
 """Probability of a guessed answer after a failed call."""
 _ANSWERS_EARLY = 0.42
 """Probability of answering with a key that only leads on."""
-_BREAKS_JSON, _WRONG_KEY = 0.04, 0.05
+_BREAKS_JSON, _WRONG_KEY = 0.04, 0.02
+_SLOPS = (0.8, 1.0, 1.2)
+"""A trace multiplies these probabilities by one of them."""
+_DRILL_BUSY = 0.45
+"""Share of busy replies in a drill: repeating a key across one is what a model learns last."""
 
 
 def script(sequence: str, context: Tokens, stream: int) -> Tokens:
@@ -60,23 +64,22 @@ class HopDemonstrator(Demonstrator):
 
     def __init__(self, environment: HopEnvironment) -> None:
         self._environment = environment
-        self.copy_after = int(environment.encode(CALL_OPEN)[-1])
 
     def trace(self, source: random.Random) -> Demonstration:
         env = self._environment
-        slop = source.choice((0.8, 1.0, 1.2))
+        slop = source.choice(_SLOPS)
         task = env.task("train", source.getrandbits(40))
         session = env.open(task, f"demo{source.getrandbits(40)}", env.seed)
-        parts = [(env.reset(task), 0)]
+        parts = [_given(env.reset(task))]
         seen = _Seen(key=task["start"])
         for turn in range(_MAX_TURNS):
             text = _play(seen, source, slop)
-            parts.append((env.encode(text + END), 1))
+            parts.append(self._said(text, seen.key, END))
             call = understand(text).call
             if call is None:
                 break
             reply = session.reply(turn, call).text
-            parts.append((env.encode(return_text(reply)), 0))
+            parts.append(_given(env.encode(return_text(reply))))
             seen = seen.after(reply)
         return _join(parts)
 
@@ -84,16 +87,23 @@ class HopDemonstrator(Demonstrator):
         """The protocol without its framing: two copied tokens in about eight, which forms the copying circuit fast."""
         key, parts = "", []
         for _ in range(copies):
-            if key and source.random() < 0.25:
+            if key and source.random() < _DRILL_BUSY:
                 reply = BUSY
             else:
                 key = random_key(source)
                 words = source.randint(1, 3) if source.random() < 0.3 else 0
                 reply = found_text(source.choice(("next", "value")), key, " ".join(source.choices(WORDS, k=words)))
-            parts.append((self._environment.encode(f"{reply}\n</tool_response>"), 0))
-            turn = call_text(key) if source.random() < 0.8 else answer_text(key)
-            parts.append((self._environment.encode(turn), 1))
+            parts.append(_given(self._environment.encode(f"{reply}\n</tool_response>")))
+            parts.append(self._said(call_text(key) if source.random() < 0.8 else answer_text(key), key))
         return _join(parts)
+
+    def _said(self, text: str, key: str, end: str = "") -> Demonstration:
+        """A turn; where it names ``key``, that is a copy."""
+        before, found, after = text.partition(key)
+        ids = [self._environment.encode(part) for part in (before, found, after + end)]
+        tokens = np.concatenate(ids)
+        copies = np.repeat(np.array([0, 1, 0], np.int8), [len(part) for part in ids])
+        return Demonstration(tokens, np.ones(len(tokens), np.int8), copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +152,14 @@ def _read(context: Tokens) -> _Seen:
     return seen
 
 
-def _join(parts: list[tuple[Tokens, int]]) -> Demonstration:
-    tokens = np.concatenate([ids for ids, _ in parts])
-    mask = np.concatenate([np.full(len(ids), sampled, np.int8) for ids, sampled in parts])
-    return Demonstration(tokens, mask)
+def _given(tokens: Tokens) -> Demonstration:
+    nothing = np.zeros(len(tokens), np.int8)
+    return Demonstration(tokens, nothing, nothing)
+
+
+def _join(parts: list[Demonstration]) -> Demonstration:
+    return Demonstration(
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([part.mask for part in parts]),
+        np.concatenate([part.copies for part in parts]),
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from pydantic import Field
 from transformers import PreTrainedModel, Qwen3Config
@@ -22,7 +23,7 @@ from libra.tasks.algorithms.supervised import token_loss
 from libra.tasks.envs.base import Demonstration, Demonstrator
 from libra.tasks.models import build_model
 from libra.tasks.trainers.base import Progress
-from libra.tasks.trainers.micro_batches import MicroBatch, Row, loss_logits, micro_batches
+from libra.tasks.trainers.micro_batches import Row, loss_logits, micro_batches
 
 
 class ColdStartConfig(Config):
@@ -40,16 +41,16 @@ class ColdStartConfig(Config):
     """Rows of one step."""
     micro_batch_tokens: int = Field(default=768, ge=1)
     """Padded tokens of one micro-batch."""
-    drill_steps: int = Field(default=80, ge=0)
+    drill_steps: int = Field(default=60, ge=0)
     """Steps of drill alone."""
-    mixed_steps: int = Field(default=40, ge=1)
-    """Steps of traces and drills (2:1) before the gate may open."""
+    mixed_steps: int = Field(default=50, ge=1)
+    """Steps of traces and drills (2:1) before the gate may open, and again when the result does not copy well."""
     decay_steps: int = Field(default=60, ge=1)
     """Steps over which the learning rates fall, once the gate is open."""
     max_steps: int = Field(default=500, ge=1)
-    """The gate must open by then."""
+    """No more attempts after these."""
     gate: float = Field(default=0.9, gt=0, lt=1)
-    """Copy probability (running mean) that opens the gate."""
+    """Copy probability (running mean over 10 steps) that opens the gate."""
     required_copy: float = Field(default=0.95, gt=0, lt=1)
     """Copy probability that the finished model must have."""
     muon_lr: float = Field(default=0.03, gt=0)
@@ -78,22 +79,27 @@ def cold_start(
     lessons = _Lessons(config, demonstrator, rng.generator(seed, "cold start", "lessons"))
     model = build_model(_model_config(config, vocabulary)).train()
     optimizers = _optimizers(config, model)
-    copied, tokens, step, decay_from = 0.0, 0, 0, None
-    while decay_from is None or step < decay_from + config.decay_steps:
+    copied, tokens, step = 0.0, 0, 0
+    earliest, decay_from = config.drill_steps + config.mixed_steps, None
+    while True:
         _set_rates(optimizers, _rate(step, decay_from, config))
-        measures = _teach(model, optimizers, lessons.at(step), demonstrator.copy_after, config.micro_batch_tokens)
+        measures = _teach(model, optimizers, lessons.at(step), config.micro_batch_tokens)
         step, tokens = step + 1, tokens + measures.tokens
         copied += (1 - 0.9) * (measures.copy_p - copied)
         if step % 10 == 0:
             progress({"phase": "cold start", "step": step, "loss": measures.loss, "copy_p": copied, "tokens": tokens})
-        if decay_from is None and step >= config.drill_steps + config.mixed_steps:
-            if copied > config.gate:
+        if decay_from is None:
+            if step >= earliest and copied > config.gate:
                 decay_from = step
             elif step >= config.max_steps:
                 raise _no_copying(copied, config.gate, step, seed)
-    if copied < config.required_copy:
-        raise _no_copying(copied, config.required_copy, step, seed)
-    return ColdStarted(model.eval(), step, tokens, copied)
+        elif step == decay_from + config.decay_steps:
+            if copied >= config.required_copy:
+                return ColdStarted(model.eval(), step, tokens, copied)
+            if step >= config.max_steps:
+                raise _no_copying(copied, config.required_copy, step, seed)
+            # Not there yet: once more at the full rate, and down again.
+            earliest, decay_from = step + config.mixed_steps, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,29 +115,24 @@ class _Lessons:
     def __init__(self, config: ColdStartConfig, demonstrator: Demonstrator, source: random.Random) -> None:
         self._config, self._demonstrator, self._source = config, demonstrator, source
 
-    def at(self, step: int) -> list[tuple[Demonstration, bool]]:
-        """The rows of a step, each with whether it is a drill."""
+    def at(self, step: int) -> list[Demonstration]:
+        """The rows of a step."""
         drills_only = step < self._config.drill_steps
         return [self._row(drills_only, line) for line in range(self._config.batch)]
 
-    def _row(self, drills_only: bool, line: int) -> tuple[Demonstration, bool]:
+    def _row(self, drills_only: bool, line: int) -> Demonstration:
         if drills_only:
-            return self._demonstrator.drill(self._source, 6), True
+            return self._demonstrator.drill(self._source, 6)
         if line % 3 == 0:
-            return self._demonstrator.drill(self._source, self._source.choice((6, 6, 12))), True
-        return self._demonstrator.trace(self._source), False
+            return self._demonstrator.drill(self._source, self._source.choice((6, 6, 12)))
+        return self._demonstrator.trace(self._source)
 
 
 def _teach(
-    model: PreTrainedModel,
-    optimizers: list[torch.optim.Optimizer],
-    lessons: list[tuple[Demonstration, bool]],
-    copy_after: int,
-    max_tokens: int,
+    model: PreTrainedModel, optimizers: list[torch.optim.Optimizer], lessons: list[Demonstration], max_tokens: int
 ) -> _Measures:
-    """One optimizer step; the copy probability is measured on drills, which hold no mistakes."""
-    rows = [Row(demonstration.tokens, demonstration.mask) for demonstration, _ in lessons]
-    drills = torch.tensor([drill for _, drill in lessons])
+    """One optimizer step, and the mean probability of the tokens to be copied before it."""
+    rows = [Row(demonstration.tokens, demonstration.mask) for demonstration in lessons]
     loss_tokens = sum(int(row.mask[1:].sum()) for row in rows)
     total, copied, copies = 0.0, 0.0, 0
     for batch in micro_batches(rows, max_tokens):
@@ -139,7 +140,8 @@ def _teach(
         loss = token_loss(logprobs, loss_tokens=loss_tokens)
         torch.autograd.backward(loss)
         total += loss.item()
-        places = _copies(batch, drills, copy_after)
+        flags = [lessons[place].copies[lessons[place].mask == 1] for place in batch.rows]
+        places = torch.from_numpy(np.concatenate(flags) == 1)
         copied += logprobs.detach()[places].exp().sum().item()
         copies += int(places.sum())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -147,12 +149,6 @@ def _teach(
         optimizer.step()
         optimizer.zero_grad()
     return _Measures(total, copied / max(1, copies), sum(len(row.tokens) for row in rows))
-
-
-def _copies(batch: MicroBatch, drills: torch.Tensor, copy_after: int) -> torch.Tensor:
-    """Which of the micro-batch's loss tokens are the drilled copies."""
-    of_drill = drills[list(batch.rows)][:, None].expand_as(batch.where)[batch.where]
-    return of_drill & (batch.ids[:, :-1][batch.where] == copy_after)
 
 
 def _model_config(config: ColdStartConfig, vocabulary: int) -> Qwen3Config:

@@ -100,3 +100,11 @@ def test_an_environment_and_a_policy_by_import_path(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rewards = set(BatchReader(tmp_path / "run" / "trajectories" / "step-000000.zarr").table()["reward"].tolist())
     assert rewards == {2.0, 3.0}
+
+
+def test_a_run_needs_only_the_public_api_of_dask(client: Client, tmp_path: Path) -> None:
+    config = libra.load_config("scripted", overrides(tmp_path / "run", "driver.public_api=true"))
+    with libra.Run(config, client=client) as run:
+        summary = run.fit().summary
+    assert summary["steps"] == 3
+    assert summary["failures"] == {}

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from child_parts import awaited
-from cluster_parts import WEIGHTS, label_cluster, playing, running_bodies, spec
+from cluster_parts import WEIGHTS, Play, label_cluster, playing, running_bodies, spec, where
 from distributed import Client, LocalCluster
 
 from libra.resources import wire
@@ -126,22 +127,22 @@ def test_a_killed_rollout_worker_comes_back_with_its_role_and_no_segment_is_lost
             await play.until("weights", 2, version=5)
 
             async def whole(trajectory: str) -> None:
-                await play.first(trajectory, 0.05)
-                for turn in range(6):
-                    await play.turn(trajectory, turn, 0, 0.05)
+                await play.first(trajectory, 1.0)
+                for turn in range(4):
+                    await play.turn(trajectory, turn, 0, 0.02)
                 play.driver.end(trajectory)
 
             plays = [asyncio.create_task(whole(f"g{n}m0")) for n in range(40)]
-            pid = (await play.first("g99m0"))["pid"]
-            await asyncio.sleep(0.3)
-            os.kill(pid, signal.SIGKILL)
-            (lost,) = await play.until("lost")
+            while (status := await play.ask(wire.STATUS))["instances"]["rollout-0"]["sequences"] < 20:
+                await asyncio.sleep(0.02)
+            await kill_worker(play, status, "rollout-0")
+            await play.until("lost", worker="rollout-0", role="rollout")
             await asyncio.gather(*plays)
-            back = (await play.until("role", 2, worker=lost["worker"], state="ready"))[-1]
+            back = (await play.until("role", 2, worker="rollout-0", state="ready"))[-1]
             assert back["version"] == 5
             status = await play.ask(wire.STATUS)
             assert set(status["instances"]) == {"rollout-0", "rollout-1"}
-            assert status["counters"].get("again:rollout", 0) > 0
+            assert status["counters"]["again:rollout"] == 20  # those that ran there began again elsewhere
 
     run()
 
@@ -159,12 +160,50 @@ def test_a_killed_tool_worker_loses_no_trajectory(address: str) -> None:
 
             plays = [asyncio.create_task(whole(f"g{n}m0")) for n in range(40)]
             await asyncio.sleep(0.2)
-            tool = (await play.ask(wire.STATUS))["roles"]["tool-0"]["address"]
-            (pid,) = (await play.client.run(os.getpid, workers=[tool])).values()
-            os.kill(pid, signal.SIGKILL)
+            await kill_worker(play, await play.ask(wire.STATUS), "tool-0")
             await asyncio.gather(*plays)
             await play.until("lost", worker="tool-0", role="tool")
             await play.until("role", 2, worker="tool-0", state="ready")
+
+    run()
+
+
+async def kill_worker(play: Play, status: dict[str, Any], name: str) -> None:
+    (pid,) = (await play.client.run(os.getpid, workers=[status["roles"][name]["address"]])).values()
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_tasks_of_a_run_that_does_not_hold_the_cluster_run_nowhere(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        async with Client(address, asynchronous=True, set_as_default=False) as client:
+            stray = client.submit(where, key="rollout-000000-deadbeef-g0m0-0-0")
+            guest = client.submit(where, pure=False)
+            await guest
+            status = await client.scheduler.get_task_status(keys=[stray.key])
+            assert status == {stray.key: "no-worker"}
+
+    run()
+
+
+def test_workers_of_a_plain_dask_cluster_take_roles_and_take_them_again_after_their_nanny_restarts_them() -> None:
+    @awaited
+    async def run() -> None:
+        async with LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=None,
+            scheduler_kwargs={"preload": ["cluster_parts"]},
+            asynchronous=True,
+        ) as plain:
+            one_each = spec(buckets=[[1, None, 1]], roles={"rollout": 1, "tool": 1}, policy={"kind": "context_bounds"})
+            async with playing(plain.scheduler_address, one_each) as play:
+                assert any("got their roles by name: 0 → rollout (tp 1), 1 → tool" in n for n in play.reply["notes"])
+                assert any("rollout worker 0 has 1 thread(s)" in note for note in play.reply["notes"])
+                assert (await play.first("g0m0"))["worker"] == "0"
+                await kill_worker(play, await play.ask(wire.STATUS), "0")
+                assert (await play.turn("g0m0", 0, 0))["worker"] == "0"
+                await play.until("lost", worker="0", role="rollout")
 
     run()
 

@@ -165,7 +165,10 @@ def test_demonstrations_mark_what_the_player_said(env: HopEnvironment) -> None:
     trace, drill = demo.trace(source), demo.drill(source, 6)
     assert env.render(trace.tokens).startswith("<|im_start|>user\nfind ")
     assert not trace.mask[0] and trace.mask[-1] and trace.tokens[-1] in env.stop
-    assert np.sum(drill.tokens == demo.copy_after) <= 6 and len(drill.tokens) == len(drill.mask)
+    for shown in (trace, drill):
+        assert len(shown.tokens) == len(shown.mask) == len(shown.copies) and np.all(shown.copies <= shown.mask)
+        assert all(shown.tokens[place] in shown.tokens[:place] for place in np.flatnonzero(shown.copies))
+    assert int(drill.copies.sum()) == 2 * 6
 
 
 def test_needs_no_torch() -> None:

@@ -313,7 +313,7 @@ def test_a_cold_start_depends_on_its_seed_and_settings_alone(tokenizer_path: str
 
 def test_a_model_that_does_not_copy_is_refused(tokenizer_path: str, tmp_path: Path) -> None:
     with pytest.raises(LibraError, match=r"copies with probability 0\.0.* and needs 0\.95"):
-        cold(tokenizer_path, tmp_path, required_copy=0.95)
+        cold(tokenizer_path, tmp_path, required_copy=0.95, max_steps=8)
     with pytest.raises(LibraError, match=r"after 4 steps and needs 0\.9;"):
         cold(tokenizer_path, tmp_path, gate=0.9, max_steps=4)
     assert list(tmp_path.iterdir()) == []

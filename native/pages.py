@@ -45,17 +45,20 @@ class PagedCache:
                 )
         if first.size and not first[0, 0].flags.c_contiguous:
             raise ValueError(
-                f"pages of strides {first.strides[2:]} are not contiguous: use a layout with heads outermost"
+                f"pages of strides {first.strides[2:]} are not contiguous: the engine must use its layout "
+                "[block, head, token, …]"
             )
         self.layers = tuple(layers)
         self.blocks, self.heads = first.shape[:2]
         self.page_bytes = first.itemsize * int(np.prod(first.shape[2:]))
-        self.block_stride, self.head_stride = first.strides[:2]
+        self.block_stride = first.strides[0] if self.blocks > 1 else 0
+        self.head_stride = first.strides[1] if self.heads > 1 else 0
         self.addresses = np.array([layer.ctypes.data for layer in layers], np.uint64)
-        if min(self.block_stride, self.head_stride) < self.page_bytes and first.size > self.page_bytes:
-            raise ValueError(
-                f"strides {first.strides[:2]} are smaller than a page of {self.page_bytes} B: pages overlap"
-            )
+        for count, stride in ((self.blocks, self.block_stride), (self.heads, self.head_stride)):
+            if count > 1 and stride < self.page_bytes:
+                raise ValueError(
+                    f"strides {first.strides[:2]} are smaller than a page of {self.page_bytes} B: pages overlap"
+                )
 
 
 def gather_pages(
@@ -106,6 +109,8 @@ def _move(
         raise ValueError(
             f"extents must be a C-contiguous uint8 array of (count, bytes), got {extents.shape} {extents.dtype}"
         )
+    if table.dtype != np.uint32:
+        raise ValueError(f"a table of {table.dtype} would be cast to uint32, extent numbers wrapped: make it uint32")
     if gather and not extents.flags.writeable:
         raise ValueError("cannot gather into read-only extents: map the arena writable")
     return _pages.move_pages(
@@ -119,7 +124,7 @@ def _move(
         n_extents=extents.shape[0],
         extent_bytes=extents.shape[1],
         blocks=np.ascontiguousarray(blocks, np.int64),
-        table=np.ascontiguousarray(table, np.uint32),
+        table=np.ascontiguousarray(table),
         gather=gather,
         threads=threads,
         streaming=streaming,

@@ -111,19 +111,19 @@ class Arena:
         with segment.changing():
             if not segment.is_entry(slot, writing.entry.seq, (WRITING, DOOMED)):
                 return False
-            writers = segment.slots["writers"][slot]
-            writers[writing.number] = 0
-            others = bool(writers["pid"].any())
+            writers, states = segment.slots["writers"][slot], segment.slots["state"]
+            others = np.count_nonzero(writers["pid"]) > 1
             current = int(segment.slots["version"][slot]) == self.weight_version
-            if publish and not others and current and int(segment.slots["state"][slot]) == WRITING:
+            # The state before the writer: one killed in between must not leave an entry that another would publish.
+            if publish and not others and current and int(states[slot]) == WRITING:
                 segment.slots["last_used"][slot] = segment.tick()
-                segment.slots["state"][slot] = READY
-                return True
-            if publish or not whole:
-                segment.slots["state"][slot] = DOOMED
-            if not others and int(segment.slots["state"][slot]) == DOOMED:
+                states[slot] = READY
+            elif publish or not whole:
+                states[slot] = DOOMED
+            writers[writing.number] = 0
+            if not others and int(states[slot]) == DOOMED:
                 segment.free_slot(slot)
-            return False
+            return int(states[slot]) == READY
 
     # -- reading (no lock) ------------------------------------------------------------------------
 
@@ -280,8 +280,8 @@ class Arena:
         if free < needed or slot is None:
             return None
         for victim in victims:
-            segment.free_slot(victim)
             segment.count("evicted")
+            segment.free_slot(victim)
         return slot
 
     def _fill(

@@ -46,11 +46,11 @@ class OwnedArena:
         slots: int = DEFAULT_SLOTS,
         shared: Path = SHARED_MEMORY,
     ) -> None:
-        self.directory = shared / f"libra-{run}-kv-{name}"
-        if not _NAME.fullmatch(self.directory.name):
+        if not _NAME.fullmatch(run) or not _NAME.fullmatch(name):
             raise KVError(
                 f"a KV arena cannot be named by run {run!r} and worker {name!r}: use letters, digits, '_', '.', '-'"
             )
+        self.directory = shared / f"libra-{run}-kv-{name}"
         self.directory.mkdir(mode=0o700, exist_ok=True)
         if not _ours(self.directory):
             raise KVError(f"{self.directory} belongs to another user or is no directory; remove it or rename the run")

@@ -45,10 +45,9 @@ def format_segment(path: Path, layout: KVLayout, budget: int, slots: int) -> Non
     """Make an arena file of at most ``budget`` bytes for ``slots`` entries: new, 0600, its memory taken at once.
 
     `KVError` if the file exists, the budget holds no entry, or the memory is not there (now, not as a later SIGBUS)."""
-    fixed = Geometry(slots, 0, layout.extent_bytes).data
-    geometry = Geometry(slots, max(0, budget - fixed) // layout.extent_bytes, layout.extent_bytes)
-    while geometry.extents and geometry.total > budget:
-        geometry = Geometry(slots, geometry.extents - 1, layout.extent_bytes)
+    size = layout.extent_bytes
+    most = Geometry(slots, max(0, budget) // size, size)  # its tables leave a little less for extents
+    geometry = Geometry(slots, max(0, budget - most.data) // size, size)
     if geometry.extents < layout.kv_heads + 1 or slots < 1:
         raise KVError(
             f"a KV arena of {budget} B with {slots} slots holds {geometry.extents} extents of {layout.extent_bytes} B, "
@@ -206,9 +205,9 @@ class Segment:
         dead = [i for i, (pid, started) in enumerate(writers.tolist()) if pid and process_started(pid) != started]
         if not dead:
             return
+        self.slots["state"][slot] = DOOMED
         for index in dead:
             writers[index] = 0
-        self.slots["state"][slot] = DOOMED
         if not writers["pid"].any():
             self.free_slot(slot)
             self.count("reaped")
@@ -219,6 +218,9 @@ class Segment:
         live = np.append(np.flatnonzero(self.slots["state"] != FREE) + 1, 0)
         self.owner[~np.isin(self.owner, live)] = 0
         self._seq[odd] += np.uint64(1)
+        for slot in self.in_state(WRITING, DOOMED):  # the last writer died as it left
+            if not self.slots["writers"][slot]["pid"].any():
+                self.free_slot(slot)
         self.count("repaired")
 
     # -- without the lock -------------------------------------------------------------------------

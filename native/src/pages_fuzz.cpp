@@ -113,8 +113,8 @@ int main(int argc, char** argv) {
   rng.seed(argc > 2 ? static_cast<std::uint64_t>(std::atoll(argv[2])) : 1);
   for (int round = 0; round < rounds; ++round) {
     if (!check_round(round) || !check_refusal(round)) return 1;
-    Bytes from(static_cast<std::size_t>(pick(0, 3 << 20))), to(from.size());
     if (round % 50 == 0) {
+      Bytes from(static_cast<std::size_t>(pick(0, 3 << 20))), to(from.size());
       fill(from);
       libra::copy_contiguous(to.data(), from.data(), from.size(), static_cast<int>(pick(1, 3)), pick(0, 1) == 0);
       if (from != to) return 1;

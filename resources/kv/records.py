@@ -35,7 +35,7 @@ SUPERBLOCK = np.dtype(
         ("total", "<u8"),
         ("weight_version", "<i8"),
         ("clock", "<u8"),
-        ("changing", "<u8"),
+        ("changing", "<u8"),  # the process that changes metadata, or died doing so; 0 between changes
         ("evicted", "<u8"),
         ("refused", "<u8"),
         ("reaped", "<u8"),

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.native.pages import fence
-from libra.resources.errors import KVError
+from libra.resources.errors import DeadlineError, KVError
 from libra.resources.kv.layout import KVLayout
 from libra.resources.kv.records import (
     DOOMED,
@@ -37,6 +37,9 @@ from libra.resources.kv.records import (
     process_started,
 )
 
+LOCK_SECONDS = 10.0
+"""How long a change waits for the others': each takes well under a millisecond."""
+_LOCK_POLL_SECONDS = 20e-6
 _READ_ATTEMPTS = 8
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_*: in Python's mmap from 3.14 on
 
@@ -109,7 +112,7 @@ class Segment:
         self.extents = data.reshape(geometry.extents, geometry.extent_bytes)
         self._links = self.extents.view(np.uint32)
         self._seq = self.slots["seq"]
-        self._threads = threading.RLock()
+        self._threads = threading.Lock()
         self._pid = os.getpid()
         self.me = (self._pid, process_started(self._pid))
 
@@ -140,22 +143,37 @@ class Segment:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """The exclusive right to change metadata, over all processes and threads; the kernel frees it at a death."""
+        """The exclusive right to change metadata, over all processes and threads; the kernel frees it at a death.
+        `DeadlineError` names the process that keeps it for more than `LOCK_SECONDS`."""
         if not self.writable or self._pid != os.getpid():
             why = "read-only" if not self.writable else f"process {self._pid}'s, which forked this one"
             raise KVError(f"this mapping of {self.path} is {why}; attach to the arena anew, writable")
         with self._threads:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            self._lock()
             try:
                 if self.head["changing"][0]:
                     self._repair()
-                self.head["changing"] = 1
+                self.head["changing"] = self._pid
                 fence()
                 yield
                 fence()
                 self.head["changing"] = 0
             finally:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _lock(self) -> None:
+        # Polled, so that a holder that was stopped shows as an error with its name and not as a hang of this process.
+        until, pause = time.monotonic() + LOCK_SECONDS, _LOCK_POLL_SECONDS
+        while True:
+            try:
+                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    holder = f"process {int(self.head['changing'][0])}"
+                    hint = "Is it stopped or starved? A dead process holds no lock"
+                    raise DeadlineError(f"the lock of the KV arena {self.path}", holder, LOCK_SECONDS, hint) from None
+                time.sleep(pause)
+                pause = min(2 * pause, 1e-3)
 
     def tick(self) -> int:
         """The next instant of the arena's clock, which orders uses."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from kv_parts import SMALL, TESTS, check_published, get, put, start
 
+from libra.resources.errors import DeadlineError
 from libra.resources.kv.arena import Arena
 from libra.resources.kv.entries import Writing
 from libra.resources.kv.ownership import OwnedArena, reap_arenas
@@ -130,6 +132,34 @@ def test_a_process_killed_while_it_changes_metadata_is_repaired(
         assert arena.stats().entries == (2 if survives else 1)
         arena.clear()
         assert arena.stats().used_bytes == 0
+
+
+STOPS = """
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    sys.exit()
+arena = Arena(Path(args[0]), writable=True)
+Segment.write_meta = stop
+arena.begin("g1m0", 0, np.arange(8, dtype=np.int32))
+"""
+
+
+def test_a_process_stopped_in_a_change_is_named_instead_of_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = process(STOPS, path)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
+        with Arena(path, writable=True) as arena:
+            monkeypatch.setattr("libra.resources.kv.segment.LOCK_SECONDS", 0.05)
+            with pytest.raises(DeadlineError, match=f"lock of the KV arena .*; unblocked by process {child.pid}"):
+                put(arena, "g0m0", 0, TOKENS)
+            child.kill()
+            child.communicate(timeout=60)
+            assert put(arena, "g0m0", 0, TOKENS) == "stored"
+    finally:
+        child.kill()
+        child.communicate(timeout=60)
 
 
 RANK = """

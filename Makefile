@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := build/.installed
 DEV_STAMP := build/.installed-dev
+FUZZ_SOURCES := native/src/pages_fuzz.cpp native/src/pages.hpp
+FUZZ_FLAGS := -std=c++17 -O1 -g -fno-omit-frame-pointer -pthread
 SOURCES := pyproject.toml native/CMakeLists.txt native/libra_init.py $(wildcard native/src/*)
 
-.PHONY: quickstart test lint types bench clean
+.PHONY: quickstart test lint types bench sanitize clean
 
 quickstart: $(STAMP)
 	$(BIN)/libra train conf/quickstart.yaml --fresh
@@ -28,6 +30,17 @@ types: $(DEV_STAMP)
 
 bench: $(DEV_STAMP)
 	cd tests && ../$(BIN)/python -m benchmarks
+
+# The native page movement against a byte-by-byte oracle, under the sanitizers (part of the tests as well).
+sanitize: build/pages_fuzz_address build/pages_fuzz_thread
+	build/pages_fuzz_address
+	build/pages_fuzz_thread
+
+build/pages_fuzz_address: $(FUZZ_SOURCES)
+	mkdir -p build && $(CXX) $(FUZZ_FLAGS) -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all -o $@ $<
+
+build/pages_fuzz_thread: $(FUZZ_SOURCES)
+	mkdir -p build && $(CXX) $(FUZZ_FLAGS) -w -fsanitize=thread -o $@ $<
 
 clean:
 	rm -rf build $(VENV)

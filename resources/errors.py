@@ -27,6 +27,10 @@ class WeightError(LibraError):
     """Published weights are missing, or their checksums or versions do not match."""
 
 
+class KVError(LibraError):
+    """A KV arena or layout is impossible, missing, damaged or in use. KV that is merely not there is no error."""
+
+
 class DeadlineError(LibraError):
     """A wait ran out. Names what was waited for and who should have unblocked it."""
 

@@ -2,6 +2,7 @@
 
 from libra.resources.types.cluster import Bucket, RolloutInstance, WeightVersion
 from libra.resources.types.identity import Stream, TrajectoryId
+from libra.resources.types.kv import KVHandle
 from libra.resources.types.trajectory import (
     NOT_SAMPLED,
     Failure,
@@ -18,6 +19,7 @@ __all__ = [
     "Bucket",
     "Failure",
     "Finish",
+    "KVHandle",
     "RolloutInstance",
     "Segment",
     "Stream",

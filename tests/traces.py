@@ -1,7 +1,7 @@
 """Traces: what trajectories did, without what they said. Synthetic ones, and those of finished trajectories.
 
-The synthetic workload is a Markov chain over tool states with hidden kinds of work. A kind has a typical final length, a
-number of turns and a chain of tool states; a trajectory may turn into another kind on the way (which its next returns
+The synthetic workload is a Markov chain over tool states with hidden kinds of work. A kind has a typical final length,
+a number of turns and a chain of tool states; a trajectory may turn into another kind on the way (which its next returns
 show), and a state may be misreported. Prompts lean to kinds, persistently. The policy's drift is an exponential tilt of
 the kinds' weights towards long ones.
 """
@@ -110,8 +110,8 @@ _STATES = (VIEW, EDIT, BASH, FAIL, SLOW, PASS)
 
 @dataclass(frozen=True)
 class Workload:
-    """``switch``: probability a turn that the kind changes; ``misreport``: that a state is another; ``spread``: sigma of
-    the logarithm of a kind's length; ``lean``: how much prompts differ; ``limit``: longest context."""
+    """``switch``: probability a turn that the kind changes; ``misreport``: that a state is another; ``spread``: sigma
+    of the logarithm of a kind's length; ``lean``: how much prompts differ; ``limit``: longest context."""
 
     seed: int
     prompts: int = 128

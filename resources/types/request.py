@@ -29,8 +29,8 @@ class Migration:
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """``prompt``, ``generated``, ``tool``: tokens; ``turns``: segments. ``kvint``: Σ context·tokens, the context at
-    every generated token summed up (tokens²), which is what decoding reads of the KV. ``prefilled``: tokens whose KV was
-    computed, not reused. Seconds: of the tools, in queues, and decoding by TP degree (``residence``)."""
+    every generated token summed up (tokens²), which is what decoding reads of the KV. ``prefilled``: tokens whose KV
+    was computed, not reused. Seconds: of the tools, in queues, and decoding by TP degree (``residence``)."""
 
     trajectory: str
     prompt: int

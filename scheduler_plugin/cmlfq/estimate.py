@@ -41,7 +41,7 @@ class Estimate:
 
 @dataclass(slots=True)
 class _Voice:
-    """A node that speaks: the lengths still possible (``bins``, ``weights`` that sum up to ``mass``) and its evidence."""
+    """A node that speaks: the lengths still possible (``bins``, ``weights`` of sum ``mass``) and its evidence."""
 
     depth: int
     evidence: float
@@ -96,6 +96,7 @@ class Estimator:
 
     def _mixture(self, own: _Voice, everywhere: _Voice, contexts: Sequence[int | None]) -> Estimate:
         share = own.evidence / (own.evidence + self.shrinkage)
+        # All prompts include the own one, so theirs is the evidence of both.
         merged: dict[int, float] = {}
         for voice, part in ((own, share), (everywhere, 1.0 - share)):
             part /= voice.mass
@@ -104,7 +105,7 @@ class Estimator:
         bins = bytearray(sorted(merged))
         mean = share * own.mean + (1.0 - share) * everywhere.mean
         weights = array("d", (merged[b] for b in bins))
-        voice = _Voice(own.depth, own.evidence + everywhere.evidence, mean, bins, weights, 1.0)
+        voice = _Voice(own.depth, everywhere.evidence, mean, bins, weights, 1.0)
         return _told(voice, contexts, "both")
 
 

@@ -31,7 +31,7 @@ class CMlfqConfig(Config):
 
     half_life: float = Field(default=4096.0, gt=0)
     """Finished trajectories after which what was learned counts half."""
-    min_evidence: float = Field(default=4.0, gt=0)
+    min_evidence: float = Field(default=3.0, gt=0)
     """Trajectories, at their present worth, that a node needs to speak."""
     shrinkage: float = Field(default=8.0, ge=0)
     """Trajectories of its own with which a prompt weighs as much as all prompts."""

@@ -3,7 +3,8 @@
 A move to another instance of the same node loads the staged KV from host memory; to another node it takes the cheaper
 of fetching the shards over the network (then loading them) and prefilling again. Decoding follows
 ``t_step = a + b·B + c·S`` (B running sequences, S resident tokens: weights, per-sequence work and KV reads of a
-memory-bound step), so an instance needs ``a·max steps + Σ (b + c·context) + prefill`` for what it has.
+memory-bound step), so an instance needs about ``a·max steps + Σ (a/slots + b + c·context) + prefill`` for all
+it has.
 
 Invariants: estimates depend on what was configured and told alone; they never fall with the number of tokens; rates
 follow what was measured, recent measurements weighing more.
@@ -11,7 +12,7 @@ follow what was measured, recent measurements weighing more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -94,6 +95,15 @@ class CostModel:
         self.prefill_rate = dict(config.prefill_rate)
         self._nodes = dict(config.nodes)
         self._work: dict[int, tuple[float, float]] = {}
+        self._slots: dict[int, int] = {}
+
+    def see(self, instances: Sequence[RolloutInstance]) -> None:
+        """Note how many sequences the instances of a TP degree admit."""
+        slots = self._slots
+        for instance in instances:
+            if slots.get(instance.tp) != instance.slots:
+                slots[instance.tp] = instance.slots
+                self._work.clear()
 
     def node(self, address: str) -> str:
         """The node an instance is on."""
@@ -135,8 +145,9 @@ class CostModel:
             self._work.clear()
 
     def work_seconds(self, tp: int, start: float, end: float) -> float:
-        """Seconds that an instance of degree ``tp`` spends on one sequence's growth from ``start`` to ``end`` tokens,
-        beyond the steps' fixed time: its share of decode steps and the prefill of its tools' payloads."""
+        """Seconds that a full instance of degree ``tp`` spends on a sequence's growth from ``start`` to ``end`` tokens:
+        its share of the decode steps (their fixed time is shared by as many as have a slot) and the prefill of its
+        tools' payloads."""
         linear, quadratic = self.work_rates(tp)
         return linear * (end - start) + quadratic * (end * end - start * start)
 
@@ -144,9 +155,11 @@ class CostModel:
         """What `work_seconds` takes a token, and a token² (its squares' difference)."""
         found = self._work.get(tp)
         if found is None:
-            _, b, c = _of_degree(self.config.decode, tp)
+            a, b, c = _of_degree(self.config.decode, tp)
             share = self.config.generated_share
-            linear = share * b + (1.0 - share) / _of_degree(self.prefill_rate, tp)
+            linear = share * (a / max(1, self._slots.get(tp, 1)) + b) + (1.0 - share) / _of_degree(
+                self.prefill_rate, tp
+            )
             found = self._work[tp] = linear, share * c / 2
         return found
 

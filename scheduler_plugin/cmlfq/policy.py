@@ -123,6 +123,7 @@ class CMlfq(BucketPolicy):
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
     ) -> Decision:
         """`place`, with the reasons. Raises `ValueError` when no bucket holds the context."""
+        self.costs.see(instances)
         current = instance_at(request.current, instances)
         trail = self._trail(request.trajectory)
         returns = len(request.history)

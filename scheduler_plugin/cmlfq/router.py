@@ -42,7 +42,7 @@ class RouterConfig(Config):
     """Tool returns after a move during which only a forced move may follow."""
     max_moves: int = Field(default=4, ge=0)
     """Moves of a trajectory that are not forced, at most."""
-    slack: float = Field(default=1.0, ge=0)
+    slack: float = Field(default=0.75, ge=0)
     """How much later, as a fraction, a trajectory may be done in the bucket it belongs in than where it could also run.
     It will be forced there in the end, so staying defers that bucket's work and does not save it. *Tuned* on synthetic
     traces: 0 moves twice as much for a longer makespan, 5 overloads the last bucket when the cluster is full."""

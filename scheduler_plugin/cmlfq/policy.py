@@ -147,6 +147,19 @@ class CMlfq(BucketPolicy):
         self._outlook.replace(trail.shares, ())
         self.tree.learn(self._prompt_of(finished.trajectory), finished.history, trail.contexts, finished.context)
 
+    def metrics(self) -> dict[str, float]:
+        """What the tree holds and takes: counts, and bytes."""
+        tree = self.tree
+        return {
+            "nodes": len(tree),
+            "bytes": tree.nbytes,
+            "evicted": tree.evicted,
+            "learned": tree.now,
+            "prompts": len(tree.prompts),
+            "states": len(tree.symbols),
+            "live": len(self._trails),
+        }
+
     def moved(self, outcome: MoveOutcome) -> None:
         """A move has happened: what later ones are expected to take follows it."""
         self.costs.measured(outcome)

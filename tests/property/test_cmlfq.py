@@ -199,3 +199,26 @@ def test_the_same_calls_give_the_same_answers_and_the_same_tree(seed):
         return answers, dumps(policy.tree)
 
     assert run() == run()
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_paths_kept_through_learning_and_eviction_are_those_walked_anew(seed):
+    draw = random.Random(seed)
+    tree = PrefixTree(max_nodes=25, max_depth=6, max_states=6, half_life=20.0)
+    followed = [(f"p{n % 3}", draw.choices(STATES[:3], k=6)) for n in range(4)]
+    kept = [([], []) for _ in followed]
+    for _ in range(60):
+        states = draw.choices(STATES[:3], k=draw.randrange(7))
+        tree.learn(f"p{draw.randrange(6)}", states, list(range(len(states) + 1)), 50)
+        for (prompt, history), (own, everywhere) in zip(followed, kept, strict=True):
+            names = tree.names(history[: draw.randrange(len(own) or 1, 7)])
+            fresh_own, fresh_everywhere = [], []
+            for path, fresh, root in (
+                (own, fresh_own, tree.prompts.get(prompt)),
+                (everywhere, fresh_everywhere, tree.everywhere),
+            ):
+                del path[len(names) + 1 :]
+                tree.follow(path, root, names)
+                tree.follow(fresh, root, names)
+                assert path == fresh

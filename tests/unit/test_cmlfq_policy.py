@@ -60,11 +60,10 @@ def test_ended_trajectories_leave_nothing_but_what_was_learned():
     policy = CMlfq({"max_trails": 4})
     for member in range(10):
         policy.place(PlacementRequest(f"g0m{member}", 500, [], None), INSTANCES, BUCKETS)
-    assert len(policy._trails) == 4
+    assert policy.metrics()["live"] == 4
     for member in range(10):
         policy.observe(FinishedTrajectory(f"g0m{member}", 700, []))
-    assert policy._trails == {}
-    assert policy.tree.now == 4
+    assert (policy.metrics()["live"], policy.metrics()["learned"]) == (0, 4)
     assert all(abs(work) < 1e-9 for work in policy._outlook.by_degree.values())
 
 

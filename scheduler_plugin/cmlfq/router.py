@@ -1,7 +1,7 @@
 """The decision at a tool return: stay, or bind the continuation to another bucket.
 
 In order: a context that its bucket no longer holds is *forced* up, to the bucket that is done with it first among those
-from the smallest to the agreed one. Otherwise a move needs mean and P90 of the final
+from the smallest to the lower one of mean's and P90's. Otherwise a move needs mean and P90 of the final
 context in one bucket, another than the present one (*agreed*); a distance from the bound that grows with the moves the
 trajectory has made (*damped*); room for the KV; and to *pay*: with the move's time, the trajectory must be done there
 earlier than here, or not later than ``slack`` allows; a bucket's instances share all the work before them
@@ -109,12 +109,14 @@ class Router:
         if at.first:
             return self._bind(case, smallest, "entry")
         present = None if at.current is None else index_of(at.current.tp, buckets)
-        target = _agreed(case)
+        expected = _expected(case)
         if present is None or present < smallest or not self.costs.holds(buckets[present].tp, at.context):
-            return self._bind(case, self._up_to(case, smallest, target), "lost" if present is None else "forced")
-        if target is None:
-            return self._bind(case, present, "no evidence" if estimate is None else "split")
-        target = max(target, smallest)
+            return self._bind(case, self._up_to(case, smallest, expected), "lost" if present is None else "forced")
+        if expected is None:
+            return self._bind(case, present, "no evidence")
+        if expected[0] != expected[1]:
+            return self._bind(case, present, "split")
+        target = max(expected[0], smallest)
         if target == present:
             return self._bind(case, present, "agrees")
         if self._damped(case, present, target):
@@ -123,10 +125,11 @@ class Router:
             return self._bind(case, present, "full")
         return self._weigh(case, present, target)
 
-    def _up_to(self, case: _Case, smallest: int, target: int | None) -> int:
-        """For a trajectory that has to be placed anew: the bucket from ``smallest`` to ``target`` that is done with it
-        first. (One in between is no mistake: the context will force it on.)"""
-        if target is None or target <= smallest or case.estimate is None or not self._room(case, target):
+    def _up_to(self, case: _Case, smallest: int, expected: tuple[int, int] | None) -> int:
+        """For a trajectory that has to be placed anew: the bucket that is done with it first, from ``smallest`` to the
+        lower one of those of mean and P90. (One in between is no mistake: the context will force it on.)"""
+        target = smallest if expected is None else min(expected)
+        if target <= smallest or case.estimate is None or not self._room(case, target):
             return smallest
         final = case.estimate.mean
         done = [self._done_in(case, bucket, final) for bucket in range(smallest, target + 1)]
@@ -188,9 +191,8 @@ class Router:
         return case.estimate is not None and self.costs.holds(case.buckets[bucket].tp, case.estimate.p90)
 
 
-def _agreed(case: _Case) -> int | None:
-    """The bucket of mean and P90 if it is one."""
+def _expected(case: _Case) -> tuple[int, int] | None:
+    """The buckets of mean and P90."""
     if case.estimate is None:
         return None
-    by_mean, by_p90 = bucket_of(case.estimate.mean, case.buckets), bucket_of(case.estimate.p90, case.buckets)
-    return by_mean if by_mean == by_p90 else None
+    return bucket_of(case.estimate.mean, case.buckets), bucket_of(case.estimate.p90, case.buckets)

@@ -63,6 +63,9 @@ def test_a_context_that_outgrew_its_bucket_is_promoted_whatever_the_estimate():
     assert decide(grown, guess(5_000, 20_000)).bucket == 1
     straight = decide(grown, guess(15_000, 30_000))
     assert (straight.reason, straight.bucket) == ("forced", 2)
+    # It has to move, so it goes as far as both are sure of, though they do not agree.
+    assert decide(replace(grown, context=4_500), guess(11_000, 13_000)).bucket == 1
+    assert decide(grown, guess(13_000, 30_000)).bucket == 2
     # A last bucket with hours of work before it is no place to hurry to.
     assert decide(grown, guess(15_000, 30_000), before={4: 9_000.0}).bucket == 1
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -26,10 +26,11 @@ from libra.pipeline.store.run_folder import RunFolder
 from libra.pipeline.view.events import Event, TrajectoryEnded
 from libra.pipeline.view.files import read_metrics, read_summary
 from libra.pipeline.view.monitor import RunMonitor
+from libra.resources import wire
 from libra.resources.batches import BatchReader
 from libra.resources.cluster.local import LibraLocalCluster
 from libra.resources.durable import Holder
-from libra.resources.tags import Role
+from libra.resources.tags import ROLES, Role, capability
 from libra.resources.weights import OWNER_FILE, SHARED_MEMORY
 
 E = TypeVar("E", bound=Event)
@@ -139,6 +140,16 @@ class RunProcess:
         if victim == "driver":
             return psutil.Process(self.process.pid) if self.running else None
         return next((process for process in self.family() if self._kind(process) == victim), None)
+
+    def memory(self) -> dict[Victim, int]:
+        """Resident bytes of each process."""
+        found = {}
+        for process in self.family():
+            with suppress(psutil.Error):
+                kind = self._kind(process)
+                assert kind is not None, process.cmdline()
+                found[kind] = process.memory_info().rss
+        return found
 
     def _kind(self, process: psutil.Process) -> Victim | None:
         if process.pid == self.process.pid:
@@ -251,6 +262,18 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [record for line in lines if (record := json.loads(line))["kind"] == kind]
 
 
+def scheduler_state(dask_scheduler: Any) -> dict[str, Any]:
+    """What a scheduler remembers, for ``client.run_on_scheduler``: of the run, if one holds it, and of its tasks."""
+    claim = dask_scheduler.extensions[wire.EXTENSION].claim
+    run = {} if claim is None else {
+        "token": claim.token,
+        "instances": {instance.name for instance in claim.table.instances.values()},
+        "routes": len(claim.table.routes),
+    }  # fmt: skip
+    remembered = {"tasks": len(dask_scheduler.tasks), "groups": len(dask_scheduler.task_groups)}
+    return run | remembered | {"spans": len(dask_scheduler.extensions["spans"].spans)}
+
+
 class Recorder:
     """A display that keeps every event of a run, for runs in this process."""
 
@@ -277,11 +300,20 @@ class Recorder:
         return {name: event for name, event in found.items() if group is None or name.startswith(f"g{group}m")}
 
 
+class FlexibleCluster(LibraLocalCluster):
+    """Its workers may take any role."""
+
+    def _worker(self, role: Role, slots: int) -> dict[str, Any]:
+        worker = super()._worker(role, slots)
+        worker["options"]["options"]["resources"] = {capability(each): 64 for each in ROLES}
+        return worker
+
+
 @contextmanager
-def run_cluster(rollout: int = 1, tool: int = 1) -> Iterator[Client]:
-    """A client of a cluster that many runs share, one after another."""
-    workers: dict[Role, int] = {"rollout": rollout, "tool": tool, "reward": 1, "train": 1}
-    with LibraLocalCluster(workers, dashboard=False) as cluster, Client(cluster, set_as_default=False) as client:
+def run_cluster(kind: type[LibraLocalCluster] = LibraLocalCluster, **workers: int) -> Iterator[Client]:
+    """A client of a cluster that many runs share, one after another: a worker a role, or as many as asked for."""
+    wanted: dict[Role, int] = {role: workers.get(role, 1) for role in ROLES}
+    with kind(wanted, dashboard=False) as cluster, Client(cluster, set_as_default=False) as client:
         yield client
 
 

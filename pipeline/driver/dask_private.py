@@ -1,7 +1,8 @@
 """Everything that leans on names of Dask that are not public API, and nothing else.
 
 Used of distributed 2026.8 (checked by `available`): ``Client._send_to_scheduler``, ``Client._stream_handlers``, the
-messages ``update-graph`` and ``client-releases-keys``, ``distributed.client.SpanMetadata`` and ``dask._expr.LLGExpr``.
+messages ``update-graph`` and ``client-releases-keys``, ``distributed.client.SpanMetadata``, ``dask._expr.LLGExpr`` and
+``BatchedSend.recent_message_log`` of ``Client.scheduler_comm``.
 What it buys: no ``Future`` object, no hashing of arguments and no gather round trip for a task, which together cost
 more than the task itself. `libra.pipeline.driver.dask_public` does the same with public API, slower.
 
@@ -11,6 +12,7 @@ client keep working.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -31,7 +33,7 @@ TESTED = "2026.8"
 
 def available(client: Client) -> bool:
     """Whether this version of distributed is one that the names above were tested with."""
-    names = ("_send_to_scheduler", "_stream_handlers")
+    names = ("_send_to_scheduler", "_stream_handlers", "scheduler_comm")
     return distributed.__version__.startswith(TESTED) and all(hasattr(client, name) for name in names)
 
 
@@ -46,6 +48,8 @@ class StreamTransport(Transport):
         self._graphs = 0
 
     def attach(self, listener: Listener) -> None:
+        # Meant for debugging; it would keep the last 1,000 graphs, contexts and all, from being freed.
+        self._client.scheduler_comm.recent_message_log = deque(maxlen=0)
         handlers = self._client._stream_handlers
         self._saved = {op: handlers[op] for op in ("task-erred", "cancelled-keys", "lost-data")}
         saved = self._saved

@@ -1,2 +1,1 @@
-"""C++ kernels (nanobind) behind thin typed wrappers. No decisions in Python live here.
-"""
+"""C++ kernels (nanobind) behind thin typed wrappers. No decisions in Python live here."""

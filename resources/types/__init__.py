@@ -2,6 +2,17 @@
 
 from libra.resources.types.cluster import Bucket, RolloutInstance, WeightVersion
 from libra.resources.types.identity import Stream, TrajectoryId
+from libra.resources.types.planning import (
+    Alternative,
+    BucketPlan,
+    InstancePlan,
+    Placement,
+    Plan,
+    Recompute,
+    RolloutLayout,
+    TrainStrategy,
+)
+from libra.resources.types.records import Migration, RequestRecord, Residence
 from libra.resources.types.trajectory import (
     NOT_SAMPLED,
     Failure,
@@ -15,15 +26,26 @@ from libra.resources.types.trajectory import (
 
 __all__ = [
     "NOT_SAMPLED",
+    "Alternative",
     "Bucket",
+    "BucketPlan",
     "Failure",
     "Finish",
+    "InstancePlan",
+    "Migration",
+    "Placement",
+    "Plan",
+    "Recompute",
+    "RequestRecord",
+    "Residence",
     "RolloutInstance",
+    "RolloutLayout",
     "Segment",
     "Stream",
     "Tokens",
     "ToolReturn",
     "ToolState",
+    "TrainStrategy",
     "Trajectory",
     "TrajectoryId",
     "WeightVersion",

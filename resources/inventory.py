@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,7 @@ def from_nvml(node: str = "localhost", specs: Sequence[HardwareSpec] = (), nvml:
     memory replaces the spec's. ``nvml``: the module ``pynvml`` or one with its functions (None: ``pynvml``).
     Raises `ClusterError` when there is no driver, no device, an unknown device, or a device in MIG mode.
     """
-    if nvml is None:
-        import pynvml as nvml
+    nvml = nvml or import_module("pynvml")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -131,7 +131,8 @@ def _read_nvml(node: str, specs: Iterable[HardwareSpec], nvml: Any) -> Inventory
     if not count:
         raise ClusterError(f"NVML finds no GPU on {node}; describe the machine by hand (conf/cluster)")
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
-    devices, hardware = [], {}
+    devices: list[Device] = []
+    hardware: dict[str, HardwareSpec] = {}
     domains = _nvlink_domains(handles, nvml)
     for index, handle in enumerate(handles):
         name = _text(nvml.nvmlDeviceGetName(handle))

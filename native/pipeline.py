@@ -53,10 +53,10 @@ class TrainBatch:
     def __init__(self, lengths: Floats, quadratic: float) -> None:
         self._native = _planner.TrainBatch(np.ascontiguousarray(lengths, np.float64), quadratic)
 
-    def seconds(self, ranks: int, micro: int, costs: StageCosts, forward_only: bool = False) -> tuple[float, float]:
+    def seconds(self, ranks: int, micro: int, coefficients: Floats, forward_only: bool = False) -> tuple[float, float]:
         """The slowest rank's 1F1B pass and, if asked, forward-only pass, in seconds; ``micro`` sequences a
-        micro-batch, longest first."""
-        return self._native.seconds(ranks, micro, costs.coefficients(), forward_only)
+        micro-batch, longest first; ``coefficients`` as `StageCosts.coefficients` gives them."""
+        return self._native.seconds(ranks, micro, coefficients, forward_only)
 
     def dealt(self, ranks: int) -> list[list[float]]:
         """Lengths of each rank, descending: longest first to the least loaded."""

@@ -5,7 +5,6 @@
 // levels <= l, in ascending order, serve within T. Feasible: hi becomes the makespan that the packing really has.
 // Infeasible: lo becomes the smallest cost that stopped an extension, below which nothing changes. When lo meets hi the
 // result is the optimum itself.
-#include <queue>
 #include <string>
 #include <tuple>
 
@@ -27,6 +26,25 @@ using libra::Sums;
 using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Piece = std::tuple<int, std::size_t, std::size_t>;  // level, first request, past the last
+
+// Min-heap of (seconds, instance) whose least entry is only ever raised.
+struct Heap {
+  std::vector<std::pair<double, int>> entries;
+  void raise_top(double seconds) {
+    const std::pair<double, int> moved{seconds, entries.front().second};
+    std::size_t hole = 0;
+    const std::size_t n = entries.size();
+    while (true) {
+      std::size_t child = 2 * hole + 1;
+      if (child >= n) break;
+      if (child + 1 < n && entries[child + 1] < entries[child]) ++child;
+      if (!(entries[child] < moved)) break;
+      entries[hole] = entries[child];
+      hole = child;
+    }
+    entries[hole] = moved;
+  }
+};
 
 std::vector<double> prefix(const double* v, std::size_t n) {
   std::vector<double> p(n + 1, 0.0);
@@ -119,8 +137,6 @@ class Partition {
       Sums sums{};
       double seconds = 0.0;
     };
-    using Entry = std::pair<double, int>;
-    using Heap = std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
     std::vector<std::vector<Load>> loads;
     std::vector<Heap> heaps(levels_.size());
     std::vector<int> offset;
@@ -129,7 +145,7 @@ class Partition {
       offset.push_back(total);
       const int count = l < counts.size() ? counts[l] : 0;
       loads.emplace_back(count);
-      for (int i = 0; i < count; ++i) heaps[l].push({0.0, i});
+      for (int i = 0; i < count; ++i) heaps[l].entries.push_back({0.0, i});
       total += count;
     }
     std::vector<int> where(n_, -1);
@@ -139,8 +155,8 @@ class Partition {
       int best_level = -1;
       Sums best_sums{};
       for (std::size_t l = 0; l < levels_.size(); ++l) {
-        if (heaps[l].empty() || context_[r] > levels_[l].capacity) continue;
-        Sums sums = loads[l][heaps[l].top().second].sums;
+        if (heaps[l].entries.empty() || context_[r] > levels_[l].capacity) continue;
+        Sums sums = loads[l][heaps[l].entries.front().second].sums;
         sums.work += work_values_[l][r];
         sums.kv += kv_values_[r];
         sums.generated += generated_values_[r];
@@ -152,9 +168,8 @@ class Partition {
       }
       if (best_level < 0) return {kInfinity, {}};
       Heap& heap = heaps[best_level];
-      const int instance = heap.top().second;
-      heap.pop();
-      heap.push({best_seconds, instance});
+      const int instance = heap.entries.front().second;
+      heap.raise_top(best_seconds);
       loads[best_level][instance] = {best_sums, best_seconds};
       where[r] = offset[best_level] + instance;
       makespan = std::max(makespan, best_seconds);
@@ -267,10 +282,9 @@ class Partition {
   std::vector<std::size_t> by_work() const {
     std::vector<std::size_t> order(n_);
     for (std::size_t i = 0; i < n_; ++i) order[i] = i;
-    const auto& work = work_values_.front();
-    const auto& path = path_values_.front();
-    std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return work[a] + path[a] > work[b] + path[b]; });
+    std::vector<double> key(n_);
+    for (std::size_t i = 0; i < n_; ++i) key[i] = work_values_.front()[i] + path_values_.front()[i];
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return key[a] > key[b]; });
     return order;
   }
 

@@ -1,4 +1,4 @@
-"""Bytes that a training rank needs.
+"""Bytes that training ranks need, for many strategies at once.
 
 Invariants: more of any parallelism never needs more bytes for weights, gradients and optimizer; the weights of a
 distributed optimizer's rank are whole (they are gathered), only its states are divided by the data-parallel ranks.
@@ -7,44 +7,51 @@ distributed optimizer's rank are whole (they are gathered), only its states are 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.resources.cost_model.strategies import RECOMPUTE, Strategies
 from libra.resources.specs import HardwareSpec, ModelSpec
-from libra.resources.types import Recompute, TrainStrategy
+from libra.resources.types import Recompute
 
 ADAM_BYTES: Final = 12
 """fp32 master weight, first and second moment of one parameter."""
 GRADIENT_BYTES: Final = 4
 """fp32 main gradients."""
+LOGIT_TOKENS: Final = 8192
+"""Tokens whose logits exist at once at most (trainers chunk the loss)."""
+
+Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RankMemory:
-    """Bytes of one rank of the first pipeline stage, which holds the most activations."""
+    """Bytes of one rank of the first pipeline stage, which holds the most activations; shape (N,) each."""
 
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    logits: float
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    activations: Floats
+    logits: Floats
     workspace: float
 
     @property
-    def total(self) -> float:
+    def total(self) -> Floats:
         """All of them."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.workspace
 
 
-def parameters_of_rank(model: ModelSpec, strategy: TrainStrategy) -> tuple[float, float]:
+def parameters_of_rank(model: ModelSpec, s: Strategies) -> tuple[Floats, Floats]:
     """(parameters replicated over ep·dp, expert parameters replicated over dp) of the fullest rank: its layers, and the
     embeddings of the first or last stage (one of the two matrices when there are stages)."""
-    layers = model.layers / strategy.pp
+    layers = model.layers / s.pp
     dense = layers * (model.attention_parameters + model.dense_mlp_parameters)
-    embeddings = float(model.embedding_parameters)
-    if strategy.pp > 1 and not model.tied_embeddings:
-        embeddings = embeddings / 2
+    halved = (s.pp > 1) & (not model.tied_embeddings)
+    embeddings = model.embedding_parameters / np.where(halved, 2, 1)
     experts = layers * model.experts * model.expert_parameters
-    return (dense + embeddings) / strategy.tp, experts / (strategy.tp * strategy.ep)
+    return (dense + embeddings) / s.tp, experts / (s.tp * s.ep)
 
 
 def activation_bytes_per_token(model: ModelSpec, recompute: Recompute) -> float:
@@ -67,27 +74,25 @@ def activation_bytes_per_token(model: ModelSpec, recompute: Recompute) -> float:
 
 
 def rank_memory(
-    model: ModelSpec, hardware: HardwareSpec, strategy: TrainStrategy, micro_tokens: float, micro_batches: int
+    model: ModelSpec, hardware: HardwareSpec, s: Strategies, micro_tokens: Floats, micro_batches: NDArray[Any]
 ) -> RankMemory:
     """Bytes of the fullest rank. ``micro_tokens``: tokens of the largest micro-batch; ``micro_batches``: of a rank.
 
     The first of p stages keeps min(p, m) micro-batches in flight (1F1B, Narayanan et al. 2021, arXiv:2104.04473,
     §2.2). Under full recompute one layer is rematerialised at a time. Logits: bf16 logits and their fp32 softmax and
-    gradient of one micro-batch, on the last stage, divided by TP; chunked to at most 8,192 tokens.
+    gradient of one micro-batch, on the last stage, divided by TP; chunked to at most `LOGIT_TOKENS` tokens.
     """
-    dense, experts = parameters_of_rank(model, strategy)
+    dense, experts = parameters_of_rank(model, s)
     count = dense + experts
-    states = ADAM_BYTES * (dense / strategy.replicas + experts / strategy.dp)
-    layers = model.layers / strategy.pp
-    kept = layers * activation_bytes_per_token(model, strategy.recompute)
-    if strategy.recompute == "full":
-        kept += activation_bytes_per_token(model, "none")
-    in_flight = min(strategy.pp, max(1, micro_batches))
+    per_layer = np.array([activation_bytes_per_token(model, policy) for policy in RECOMPUTE])
+    rematerialised = np.where(s.recompute == RECOMPUTE.index("full"), per_layer[0], 0.0)
+    kept = model.layers / s.pp * per_layer[s.recompute] + rematerialised
+    in_flight = np.minimum(s.pp, np.maximum(1, micro_batches))
     return RankMemory(
         weights=count * model.bytes_per_parameter,
         gradients=count * GRADIENT_BYTES,
-        optimizer=states,
-        activations=kept * micro_tokens * in_flight / strategy.tp,
-        logits=min(micro_tokens, 8192.0) * model.vocabulary * (2 + 4 + 4) / strategy.tp,
+        optimizer=ADAM_BYTES * (dense / s.replicas + experts / s.dp),
+        activations=kept * micro_tokens * in_flight / s.tp,
+        logits=np.minimum(micro_tokens, LOGIT_TOKENS) * model.vocabulary * (2 + 4 + 4) / s.tp,
         workspace=hardware.workspace,
     )

@@ -9,14 +9,13 @@ counts. Invariants: all terms are at or above zero; the time is at or above tota
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
 
-from libra.native.pipeline import PassCost, StageCosts, TrainBatch
+from libra.native.pipeline import TrainBatch
 from libra.resources.cost_model.communication import (
     all_reduce,
     all_to_all,
@@ -25,10 +24,13 @@ from libra.resources.cost_model.communication import (
     neighbour_bandwidth,
 )
 from libra.resources.cost_model.memory import ADAM_BYTES, RankMemory, parameters_of_rank, rank_memory
+from libra.resources.cost_model.strategies import RECOMPUTE, Strategies
 from libra.resources.specs import HardwareSpec, ModelSpec
 from libra.resources.types import TrainStrategy
 
 Floats = NDArray[np.float64]
+_SLACK = 1 - 1e-12
+"""Keeps a lower bound one in spite of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,6 @@ class TrainingCosts:
     lengths: Floats
     factors: TrainingFactors = TrainingFactors()
     provenance: str = "derived from specs"
-    _stages: dict[tuple[int, int, int, str], StageCosts] = field(default_factory=dict, repr=False)
-    _passes: dict[tuple[int, int, int, int, int, str], tuple[float, float]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def batch(self) -> TrainBatch:
@@ -84,12 +84,12 @@ class TrainingCosts:
         return TrainBatch(self.lengths, 2 * self.model.layers * self.model.attention_width / linear)
 
     @cached_property
-    def _sums(self) -> tuple[float, float, Floats]:
-        descending = np.sort(self.lengths)[::-1]
-        return float(self.lengths.sum()), float((self.lengths**2).sum()), descending
+    def descending(self) -> Floats:
+        """The lengths, longest first."""
+        return np.sort(self.lengths)[::-1]
 
-    def stage_costs(self, strategy: TrainStrategy) -> StageCosts:
-        """Seconds of a micro-batch on a stage.
+    def coefficients(self, s: Strategies) -> Floats:
+        """Seconds of a micro-batch on a stage, as the pipeline takes them: shape (N, 16), see `StageCosts`.
 
         Compute, FLOPs of a layer and token: 2·active parameters forward, twice that backward, one more forward under
         full recompute, the attention core's alone under selective; attention 4·heads·head size per causal token pair
@@ -97,69 +97,66 @@ class TrainingCosts:
         backward. EP: two all-to-alls of k copies of each token a layer, forward and again backward. Logits
         (2·vocabulary·hidden) on the last stage. A send passes the activations on, divided by TP.
         """
-        key = (strategy.tp, strategy.ep, strategy.pp, strategy.recompute)
-        if key not in self._stages:
-            self._stages[key] = self._stage_costs(strategy)
-        return self._stages[key]
-
-    def _stage_costs(self, strategy: TrainStrategy) -> StageCosts:
-        model, hw, tp, ep = self.model, self.hardware, strategy.tp, strategy.ep
-        layers = model.layers / strategy.pp
-        compute = tp * hw.flops * hw.efficiency.compute_train
-        active = (
-            model.attention_parameters + model.dense_mlp_parameters + model.active_experts * model.expert_parameters
-        )
-        linear = self.factors.linear * layers * 2 * active / compute
+        model, hw = self.model, self.hardware
+        layers = model.layers / s.pp
+        compute = s.tp * hw.flops * hw.efficiency.compute_train
+        linear = self.factors.linear * layers * 2 * self.active_layer_parameters / compute
         quadratic = self.factors.quadratic * layers * 2 * model.attention_width / compute
         logits = self.factors.linear * 2 * model.vocabulary * model.hidden_size / compute
+        moved = layers * self.communication_per_layer(s)
+        calls = latency(s.tp, hw) + (latency(s.ep, hw) if model.is_moe else 0.0)
+        host = self.factors.constant * (hw.overhead.micro_batch_ms * 1e-3 + layers * 2 * calls)
+        again = (s.recompute == RECOMPUTE.index("full")) * 1.0
+        core_again = (s.recompute != RECOMPUTE.index("none")) * 1.0
+        forward, backward = linear + moved, (2 + again) * linear + (1 + again) * moved
+        host_backward, core_backward = host * (1 + again), (2 + core_again) * quadratic
+        send = np.full(len(s), hw.overhead.all_reduce_us * 1e-6)
         token = model.hidden_size * model.bytes_per_parameter
-        reduce = 2 * (all_reduce(token, tp, hw) - latency(tp, hw))
-        routed = 2 * (all_to_all(token * model.active_experts / tp, ep, hw) - latency(ep, hw)) if model.is_moe else 0.0
-        moved = layers * (reduce + routed)
-        wait = layers * 2 * (latency(tp, hw) + (latency(ep, hw) if model.is_moe else 0.0))
-        host = self.factors.constant * (hw.overhead.micro_batch_ms * 1e-3 + wait)
-        again = 1.0 if strategy.recompute == "full" else 0.0
-        core_again = 0.0 if strategy.recompute == "none" else 1.0
-        forward = PassCost(host, linear + moved, quadratic)
-        backward = PassCost(
-            host * (1 + again), (2 + again) * linear + (1 + again) * moved, (2 + core_again) * quadratic
-        )
-        last_forward = PassCost(host, forward.linear + logits, quadratic)
-        last_backward = PassCost(backward.constant, backward.linear + 2 * logits, backward.quadratic)
-        bandwidth = neighbour_bandwidth(tp * ep, strategy.pp, hw)
-        send = PassCost(hw.overhead.all_reduce_us * 1e-6, token / tp / bandwidth)
-        return StageCosts(strategy.pp, forward, backward, last_forward, last_backward, send)
+        passed = token / s.tp / neighbour_bandwidth(s.tp * s.ep, s.pp, hw)
+        columns = (
+            s.pp, host, forward, quadratic, host_backward, backward, core_backward,
+            host, forward + logits, quadratic, host_backward, backward + 2 * logits, core_backward,
+            send, passed, np.zeros(len(s)),
+        )  # fmt: skip
+        return np.ascontiguousarray(np.stack([np.broadcast_to(c, len(s)) for c in columns], axis=1), np.float64)
 
-    def micro_batches(self, strategy: TrainStrategy) -> int:
+    @property
+    def active_layer_parameters(self) -> int:
+        """Parameters of one layer that a token passes."""
+        model = self.model
+        experts = model.active_experts * model.expert_parameters
+        return model.attention_parameters + model.dense_mlp_parameters + experts
+
+    def communication_per_layer(self, s: Strategies) -> Floats:
+        """Seconds a token and layer, forward: TP's all-reduces and EP's all-to-alls, their volumes alone."""
+        token = self.model.hidden_size * self.model.bytes_per_parameter
+        moved = 2 * all_reduce(token, s.tp, self.hardware)
+        if self.model.is_moe:
+            moved = moved + 2 * all_to_all(token * self.model.active_experts / s.tp, s.ep, self.hardware)
+        return np.asarray(moved)
+
+    def communication_ratio(self, s: Strategies) -> Floats:
+        """Communication of TP and EP over compute, forward, for a sequence of the batch's mean length. Both are of the
+        same layers, so the ratio does not depend on how many there are."""
+        compute = s.tp * self.hardware.flops * self.hardware.efficiency.compute_train
+        mean = float(self.lengths.mean())
+        linear = self.factors.linear * 2 * self.active_layer_parameters
+        quadratic = self.factors.quadratic * 2 * self.model.attention_width
+        return self.communication_per_layer(s) / ((linear + quadratic * mean) / compute)
+
+    def micro_batches(self, s: Strategies) -> NDArray[np.int64]:
         """Of the rank that has the most."""
-        return ceil(ceil(len(self.lengths) / strategy.replicas) / strategy.micro_batch)
+        of_rank = -(-len(self.lengths) // s.replicas)
+        return np.asarray(-(-of_rank // s.micro_batch))
 
-    def memory(self, strategy: TrainStrategy) -> RankMemory:
+    def memory(self, s: Strategies) -> RankMemory:
         """Bytes of the fullest rank, its largest micro-batch made of the longest sequences it could hold."""
-        largest = float(self._sums[2][: strategy.micro_batch].sum())
-        return rank_memory(self.model, self.hardware, strategy, largest, self.micro_batches(strategy))
+        cumulated = np.cumsum(self.descending)
+        largest = cumulated[np.minimum(s.micro_batch, len(cumulated)) - 1]
+        return rank_memory(self.model, self.hardware, s, largest, self.micro_batches(s))
 
-    def fits(self, strategy: TrainStrategy) -> bool:
-        """Whether the fullest rank's bytes fit the device."""
-        return self.memory(strategy).total <= self.hardware.memory
-
-    def predict(self, strategy: TrainStrategy) -> TrainPrediction:
-        """Seconds of one iteration, by part; the pipeline passes are simulated and remembered."""
-        key = (strategy.tp, strategy.ep, strategy.pp, strategy.replicas, strategy.micro_batch, strategy.recompute)
-        if key not in self._passes:
-            self._passes[key] = self.batch.seconds(
-                strategy.replicas, strategy.micro_batch, self.stage_costs(strategy), self.factors.logprob_pass
-            )
-        passes, logprobs = self._passes[key]
-        exchange, optimizer, publish = self.fixed_parts(strategy)
-        return TrainPrediction(logprobs, passes, exchange, optimizer, publish, self.factors.fixed_seconds)
-
-    def seconds(self, strategy: TrainStrategy) -> float:
-        """Seconds of one iteration."""
-        return self.predict(strategy).seconds
-
-    def fixed_parts(self, strategy: TrainStrategy) -> tuple[float, float, float]:
-        """(gradient exchange, optimizer step, weight publish) in seconds.
+    def fixed_parts(self, s: Strategies) -> tuple[Floats, Floats, Floats]:
+        """(gradient exchange, optimizer step, weight publish) in seconds, shape (N,) each.
 
         Exchange: bf16 gradients reduced and weights gathered, dense parameters among ep·dp and expert ones among dp,
         times the exposed share. Optimizer: Adam reads and writes its states and the gradient once,
@@ -167,45 +164,56 @@ class TrainingCosts:
         weights to the host, and an engine reads them over the network of one node or, if slower, from the host.
         """
         model, hw = self.model, self.hardware
-        dense, experts = parameters_of_rank(model, strategy)
+        dense, experts = parameters_of_rank(model, s)
         size = model.bytes_per_parameter
-        exchange = gradient_exchange(dense * size, strategy.replicas, strategy.tp, hw)
-        if experts:
-            exchange += gradient_exchange(experts * size, strategy.dp, strategy.tp * strategy.ep, hw)
-        shard = dense / strategy.replicas + experts / strategy.dp
+        exchange = gradient_exchange(dense * size, s.replicas, s.tp, hw)
+        if model.is_moe:
+            exchange = exchange + gradient_exchange(experts * size, s.dp, s.tp * s.ep, hw)
+        shard = dense / s.replicas + experts / s.dp
         optimizer = shard * (2 * ADAM_BYTES + 4 + size) / hw.hbm
-        writers = strategy.tp * strategy.pp * strategy.ep
         copy = hw.host_copy_gb_per_s * 1e9
-        publish = model.weight_bytes / (writers * copy) + model.weight_bytes / min(hw.network, copy)
-        return self.factors.exposed * exchange, optimizer, publish
+        publish = model.weight_bytes / (s.tp * s.pp * s.ep * copy) + model.weight_bytes / min(hw.network, copy)
+        return np.asarray(self.factors.exposed * exchange), optimizer, publish
 
-    def lower_bound(self, strategy: TrainStrategy) -> float:
-        """At or below `seconds`, without a simulation.
+    def lower_bounds(self, s: Strategies) -> Floats:
+        """At or below the seconds of each strategy, without a simulation; shape (N,).
 
-        The last stage of the most loaded rank works at least the mean over ranks and at least what its longest
-        sequence takes; the pass also waits for the first micro-batch to come down the stages and the last to go back
-        up, each at least the cost of the shortest sequence. Relative slack 1e-9 for rounding.
+        The last stage of the most loaded rank works at least the mean over ranks, at least what the longest sequence
+        takes, and at least what two of the ranks + 1 longest take (pigeonhole); the pass also waits for the first
+        micro-batch to come down the stages and the last to go back up, each at least the cost of the shortest sequence.
         """
-        costs, ranks = self.stage_costs(strategy), strategy.replicas
-        tokens, squares, descending = self._sums
-        count = max(1.0, len(descending) / (ranks * strategy.micro_batch))
-        longest = descending[0]
-        # Of ranks + 1 sequences two share a rank (pigeonhole).
-        pair = descending[ranks - 1 : ranks + 1] if len(descending) > ranks else descending[:1]
-        pair_tokens, pair_squares = float(pair.sum()), float((pair**2).sum())
-        shortest = float(descending[-1])
+        c, ranks, lengths = self.coefficients(s), s.replicas, self.descending
+        tokens, squares, sequences = lengths.sum(), (lengths**2).sum(), len(lengths)
+        count = np.maximum(1.0, sequences / (ranks * s.micro_batch))
+        longest, shortest = float(lengths[0]), float(lengths[-1])
+        crowded = ranks < sequences
+        first = lengths[np.minimum(ranks - 1, sequences - 1)]
+        second = np.where(crowded, lengths[np.minimum(ranks, sequences - 1)], 0.0)
 
-        def busiest(*parts: PassCost) -> float:
-            constant = sum(p.constant for p in parts)
-            linear, quadratic = sum(p.linear for p in parts), sum(p.quadratic for p in parts)
+        def busiest(constant: Floats, linear: Floats, quadratic: Floats) -> Floats:
             mean = constant * count + (linear * tokens + quadratic * squares) / ranks
             alone = constant + linear * longest + quadratic * longest**2
-            return max(mean, alone, constant + linear * pair_tokens + quadratic * pair_squares)
+            pair = constant + linear * (first + second) + quadratic * (first**2 + second**2)
+            return np.maximum(np.maximum(mean, alone), pair)
 
-        fill = (costs.stages - 1) * (
-            costs.forward.seconds(shortest, shortest**2) + costs.backward.seconds(shortest, shortest**2)
-        )
-        bound = busiest(costs.last_forward, costs.last_backward) + fill
+        last = c[:, 7:10] + c[:, 10:13]
+        middle = c[:, 1:4] + c[:, 4:7]
+        fill = (s.pp - 1) * (middle[:, 0] + middle[:, 1] * shortest + middle[:, 2] * shortest**2)
+        bound = busiest(last[:, 0], last[:, 1], last[:, 2]) + fill
         if self.factors.logprob_pass:
-            bound += busiest(costs.last_forward)
-        return (bound + sum(self.fixed_parts(strategy)) + self.factors.fixed_seconds) * (1 - 1e-9)
+            bound = bound + busiest(c[:, 7], c[:, 8], c[:, 9])
+        exchange, optimizer, publish = self.fixed_parts(s)
+        return np.asarray((bound + exchange + optimizer + publish + self.factors.fixed_seconds) * _SLACK)
+
+    def predict(self, strategy: TrainStrategy) -> TrainPrediction:
+        """Seconds of one iteration, by part; the passes of every rank are simulated."""
+        s = Strategies.of([strategy])
+        passes, logprobs = self.batch.seconds(
+            strategy.replicas, strategy.micro_batch, self.coefficients(s)[0], self.factors.logprob_pass
+        )
+        exchange, optimizer, publish = (float(part[0]) for part in self.fixed_parts(s))
+        return TrainPrediction(logprobs, passes, exchange, optimizer, publish, self.factors.fixed_seconds)
+
+    def seconds(self, strategy: TrainStrategy) -> float:
+        """Seconds of one iteration."""
+        return self.predict(strategy).seconds

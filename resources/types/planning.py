@@ -93,15 +93,30 @@ class RolloutLayout:
         return " + ".join(f"{n}×TP{tp}" for tp, n in self.counts().items()) or "nothing"
 
 
+PlannedRole = Literal["train", "rollout", "prefill"]
+"""``prefill``: an instance that only prefills and hands the KV over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a group of devices does: ``role`` ``train`` or ``rollout``; ``unit`` numbers the rank group or instance of
-    that role; ``devices`` are ids."""
+    """What a group of devices of one node does. ``size``: devices of the group (TP·EP of a training rank group, TP of
+    an instance); ``devices`` are their ids."""
 
-    role: Literal["train", "rollout"]
-    unit: int
-    tp: int
+    role: PlannedRole
+    size: int
     devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KindLayout:
+    """The rollout side on one kind of hardware: the request classes that it serves, how its instances are laid out, and
+    devices of instances that only prefill (``prefill_tp`` each) for another kind's."""
+
+    kind: str
+    classes: tuple[str, ...]
+    layout: RolloutLayout
+    prefill_tp: int = 0
+    prefill_instances: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +135,8 @@ class Plan:
     cost figures come from. ``search``: what the search did (probes, strategies, seconds)."""
 
     strategy: TrainStrategy
-    layout: RolloutLayout
+    train_kind: str
+    rollout: tuple[KindLayout, ...]
     train_seconds: float
     rollout_seconds: float
     placements: tuple[Placement, ...]
@@ -134,10 +150,23 @@ class Plan:
         """Predicted seconds of one iteration."""
         return max(self.train_seconds, self.rollout_seconds)
 
+    @property
+    def layout(self) -> RolloutLayout:
+        """The rollout layout of a plan on one kind of hardware; `ValueError` for one on several."""
+        if len(self.rollout) != 1:
+            kinds = ", ".join(part.kind for part in self.rollout)
+            raise ValueError(f"the plan rolls out on several kinds ({kinds}); look at its parts in .rollout")
+        return self.rollout[0].layout
+
+    @property
+    def rollout_gpus(self) -> int:
+        """Devices that roll out, prefill instances included."""
+        return sum(part.layout.gpus + part.prefill_tp * part.prefill_instances for part in self.rollout)
+
     def to_plain(self) -> dict[str, Any]:
         """Plain values (JSON types), the derived ones included."""
         data = asdict(self)
         data["seconds"] = self.seconds
         data["train_gpus"] = self.strategy.gpus
-        data["rollout_gpus"] = self.layout.gpus
+        data["rollout_gpus"] = self.rollout_gpus
         return data

@@ -73,7 +73,7 @@ def test_unequal_micro_batches_cost_more_than_their_mean() -> None:
 def test_sequences_are_dealt_longest_first_to_the_least_loaded() -> None:
     batch = TrainBatch(np.array([5.0, 1.0, 4.0, 2.0, 3.0]), 0.0)
     assert batch.dealt(2) == [[5.0, 2.0, 1.0], [4.0, 3.0]]
-    assert batch.seconds(2, 1, stages(1))[0] == 3 * 8.0
+    assert batch.seconds(2, 1, stages(1).coefficients())[0] == 3 * 8.0
 
 
 def test_an_empty_batch_is_refused() -> None:

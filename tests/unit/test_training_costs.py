@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from libra.resources.cost_model import TrainingCosts
-from libra.resources.cost_model.memory import rank_memory
+from libra.resources.cost_model.memory import RankMemory, rank_memory
+from libra.resources.cost_model.strategies import Strategies
 from libra.resources.specs import load_hardware, load_model
 from libra.resources.types import TrainStrategy
 from tests.workloads import records
@@ -29,17 +30,18 @@ def strategies() -> list[TrainStrategy]:
 
 @pytest.mark.parametrize("costs", [DENSE, MOE], ids=["dense", "moe"])
 def test_the_lower_bound_is_one(costs: TrainingCosts) -> None:
-    for strategy in strategies():
-        assert 0 < costs.lower_bound(strategy) <= costs.seconds(strategy), strategy
+    bounds = costs.lower_bounds(Strategies.of(strategies()))
+    for strategy, bound in zip(strategies(), bounds, strict=True):
+        assert 0 < bound <= costs.seconds(strategy), strategy
 
 
 def test_work_divides_over_ranks_but_not_below_the_longest_sequence() -> None:
     one, many = DENSE.predict(TrainStrategy(8, 1, 1, 1)), DENSE.predict(TrainStrategy(8, 1, 1, 16))
     assert 10 < one.passes / many.passes <= 16.1
     crowd = DENSE.predict(TrainStrategy(8, 1, 1, 4000))
-    longest = DENSE.stage_costs(TrainStrategy(8, 1, 1, 1))
-    length = LENGTHS.max()
-    alone = longest.last_forward.seconds(length, length**2) + longest.last_backward.seconds(length, length**2)
+    c = DENSE.coefficients(Strategies.of([TrainStrategy(8, 1, 1, 1)]))[0]
+    powers = LENGTHS.max() ** np.arange(3)
+    alone = (c[7:10] + c[10:13]) @ powers
     assert crowd.passes == pytest.approx(alone)
 
 
@@ -56,29 +58,36 @@ def test_a_mixture_trains_on_its_active_parameters() -> None:
 
 def test_expert_parallel_adds_all_to_all_and_saves_memory() -> None:
     alone, split = TrainStrategy(2, 1, 1, 4), TrainStrategy(2, 4, 1, 1)
-    assert MOE.memory(split).weights < 0.5 * MOE.memory(alone).weights
-    assert MOE.stage_costs(split).forward.linear > MOE.stage_costs(alone).forward.linear
+    both = Strategies.of([alone, split])
+    weights = MOE.memory(both).weights
+    assert weights[1] < 0.5 * weights[0]
+    forward = MOE.coefficients(both)[:, 2]
+    assert forward[1] > forward[0]
+
+
+def memory(strategy: TrainStrategy) -> RankMemory:
+    return rank_memory(DENSE.model, A800, Strategies.of([strategy]), np.array([8192.0]), np.array([8.0]))
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_memory_falls_with_parallelism(tp: int) -> None:
-    base = rank_memory(DENSE.model, A800, TrainStrategy(tp, 1, 1, 2), 8192, 8)
-    more = rank_memory(DENSE.model, A800, TrainStrategy(2 * tp, 1, 1, 2), 8192, 8)
-    wide = rank_memory(DENSE.model, A800, TrainStrategy(tp, 1, 1, 4), 8192, 8)
+    base, more = memory(TrainStrategy(tp, 1, 1, 2)), memory(TrainStrategy(2 * tp, 1, 1, 2))
+    wide = memory(TrainStrategy(tp, 1, 1, 4))
     assert more.total < base.total
     assert wide.optimizer == base.optimizer / 2
     assert wide.weights == base.weights  # a distributed optimizer divides states, not weights
 
 
 def test_adam_is_twelve_bytes_a_parameter() -> None:
-    memory = rank_memory(DENSE.model, A800, TrainStrategy(1, 1, 1, 1), 1, 1)
-    assert memory.optimizer == pytest.approx(12 * DENSE.model.parameters, rel=1e-6)
-    assert not DENSE.fits(TrainStrategy(1, 1, 1, 1))
+    one = memory(TrainStrategy(1, 1, 1, 1))
+    assert one.optimizer[0] == pytest.approx(12 * DENSE.model.parameters, rel=1e-6)
+    assert one.total[0] > A800.memory
 
 
 def test_recompute_trades_memory_for_time() -> None:
     full, selective, none = (TrainStrategy(8, 1, 1, 1, 1, r) for r in ("full", "selective", "none"))
-    assert DENSE.memory(full).activations < DENSE.memory(selective).activations < DENSE.memory(none).activations
+    kept = DENSE.memory(Strategies.of([full, selective, none])).activations
+    assert kept[0] < kept[1] < kept[2]
     assert DENSE.seconds(full) > DENSE.seconds(selective) > DENSE.seconds(none)
 
 

@@ -1,0 +1,84 @@
+"""What one request (a trajectory, from the engines' side) took: the record that cost models and reports read.
+
+Invariant: ``prompt + generated + tool`` is the final context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from libra.resources.types.trajectory import Segment, ToolReturn
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """A move of KV between instances: ``way`` it came (``load``, ``fetch``, ``prefill``), its ``tokens`` and ``bytes``,
+    the ``seconds`` it took and those it was ``expected`` to take."""
+
+    way: str
+    source: str
+    target: str
+    tokens: int
+    bytes: int
+    seconds: float
+    expected: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """``prompt``, ``generated``, ``tool``: tokens; ``turns``: segments. ``kvint``: Σ context·tokens, the context at
+    every generated token summed up (tokens²), which is what decoding reads of the KV. ``prefilled``: tokens whose KV was
+    computed, not reused. Seconds: of the tools, in queues, and decoding by TP degree (``residence``)."""
+
+    trajectory: str
+    prompt: int
+    generated: int
+    tool: int
+    turns: int
+    kvint: int
+    prefilled: int
+    tool_seconds: float
+    queue_seconds: float
+    residence: Mapping[int, float] = field(default_factory=dict)
+    migrations: tuple[Migration, ...] = ()
+
+    @property
+    def context(self) -> int:
+        """Final context in tokens."""
+        return self.prompt + self.generated + self.tool
+
+    @classmethod
+    def of(
+        cls,
+        trajectory: str,
+        prompt: int,
+        segments: Sequence[Segment],
+        tools: Sequence[ToolReturn],
+        degrees: Mapping[str, int],
+        migrations: Sequence[Migration] = (),
+    ) -> Self:
+        """From what a trajectory is made of; ``degrees``: TP degree by the name of the instance."""
+        residence: dict[int, float] = {}
+        for segment in segments:
+            tp = degrees[segment.instance]
+            residence[tp] = residence.get(tp, 0.0) + segment.ended - segment.started - segment.queued
+        return cls(
+            trajectory=trajectory,
+            prompt=prompt,
+            generated=sum(len(segment.tokens) for segment in segments),
+            tool=sum(len(tool.payload) for tool in tools),
+            turns=len(segments),
+            kvint=sum(decode_kvint(segment.context, len(segment.tokens)) for segment in segments),
+            prefilled=sum(segment.context - segment.cached for segment in segments),
+            tool_seconds=sum(tool.seconds for tool in tools),
+            queue_seconds=sum(segment.queued for segment in segments),
+            residence=residence,
+            migrations=tuple(migrations),
+        )
+
+
+def decode_kvint(context: int, generated: int) -> int:
+    """Σ of the context at each of ``generated`` tokens that follow ``context``: g·c + g(g-1)/2."""
+    return generated * context + generated * (generated - 1) // 2

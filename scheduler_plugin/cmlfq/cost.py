@@ -1,0 +1,160 @@
+"""Does a move pay? What moving a KV cache takes, and what a sequence costs where it decodes.
+
+A move to another instance of the same node loads the staged KV from host memory; to another node it takes the cheaper
+of fetching the shards over the network (then loading them) and prefilling again. Decoding follows
+``t_step = a + b·B + c·S`` (B running sequences, S resident tokens: weights, per-sequence work and KV reads of a
+memory-bound step). A sequence costs its own steps and what it adds to everybody else's there.
+
+Invariants: estimates depend on what was configured and told alone; an instance's cost never falls with its load; rates
+follow what was measured, recent measurements weighing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from pydantic import Field
+
+from libra.resources.config import Bytes, Config, Seconds
+from libra.resources.types import RolloutInstance
+
+_T = TypeVar("_T")
+
+Way = Literal["hit", "load", "fetch", "prefill"]
+"""How a trajectory's KV comes to its instance: it is there, from host memory, from another node, computed again."""
+
+
+class CostConfig(Config):
+    """What moves and decoding cost on this hardware with this model, until measured.
+
+    The defaults are *derived* (not measured) for a 14B model with 40 KV-carrying layers on A800-class devices.
+    """
+
+    kv_bytes_per_token: Bytes = Field(default=163_840, gt=0)
+    """Bytes of KV a token of context takes, over all ranks."""
+    host_bandwidth: Bytes = Field(default=19_850_000_000, gt=0)
+    """Bytes a second from an instance's host arena to another instance of the node."""
+    network_bandwidth: Bytes = Field(default=16_250_000_000, gt=0)
+    """Bytes a second between the host arenas of two nodes."""
+    move_latency: Seconds = Field(default=0.01, ge=0)
+    """Time of a fetch of nothing."""
+    prefill_rate: dict[int, float] = Field(default={1: 3_700.0, 2: 7_300.0, 4: 13_800.0, 8: 25_000.0}, min_length=1)
+    """Tokens a second that an instance of the TP degree prefills."""
+    decode: dict[int, tuple[float, float, float]] = Field(
+        default={
+            1: (22.46e-3, 20.0e-6, 102.4e-9),
+            2: (14.19e-3, 24.1e-6, 51.2e-9),
+            4: (10.54e-3, 26.1e-6, 25.6e-9),
+            8: (9.19e-3, 27.2e-6, 12.8e-9),
+        },
+        min_length=1,
+    )
+    """Seconds of a decode step by TP degree: (a, b a sequence, c a resident token)."""
+    kv_tokens: dict[int, int] = Field(default={})
+    """Tokens of KV that an instance of the TP degree holds; a degree that is not named is bounded by its bucket."""
+    nodes: dict[str, str] = Field(default={})
+    """Node of an instance by its address; others are on the node that their address's host names."""
+    generated_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of the remaining context that is generated (the rest comes from tools)."""
+    memory: float = Field(default=0.05, gt=0, le=1)
+    """Weight of one measured move in the rate that follows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveEstimate:
+    """``seconds`` by the ``way`` chosen; ``fetch`` and ``prefill``: what each would take, None where
+    there is nothing to fetch, or nothing to do."""
+
+    way: Way
+    seconds: float
+    tokens: int
+    fetch: float | None
+    prefill: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOutcome:
+    """A move that happened: ``tokens`` of KV came in ``seconds`` by ``way`` to an instance of degree ``tp``."""
+
+    way: Way
+    tokens: int
+    tp: int
+    seconds: float
+
+
+class CostModel:
+    """Estimates, corrected by what was measured."""
+
+    def __init__(self, config: CostConfig) -> None:
+        self.config = config
+        self.host_bandwidth = float(config.host_bandwidth)
+        self.network_bandwidth = float(config.network_bandwidth)
+        self.prefill_rate = dict(config.prefill_rate)
+
+    def node(self, address: str) -> str:
+        """The node an instance is on."""
+        label = self.config.nodes.get(address)
+        return label if label is not None else address.rpartition("://")[2].rpartition(":")[0]
+
+    def move(self, tokens: int, source: str | None, target: RolloutInstance) -> MoveEstimate:
+        """What it takes until ``target`` holds ``tokens`` of KV that are at ``source`` (an address; None: nowhere)."""
+        prefill = tokens / _of_degree(self.prefill_rate, target.tp)
+        if source is None:
+            return MoveEstimate("prefill", prefill, tokens, None, prefill)
+        if source == target.address:
+            return MoveEstimate("hit", 0.0, tokens, None, None)
+        size = tokens * self.config.kv_bytes_per_token
+        load = size / self.host_bandwidth
+        if self.node(source) == self.node(target.address):
+            return MoveEstimate("load", load, tokens, load, prefill)
+        fetch = self.config.move_latency + size / self.network_bandwidth + load
+        if fetch <= prefill:
+            return MoveEstimate("fetch", fetch, tokens, fetch, prefill)
+        return MoveEstimate("prefill", prefill, tokens, fetch, prefill)
+
+    def measured(self, outcome: MoveOutcome) -> None:
+        """Let the rates follow a move that happened. Moves of no tokens or no time say nothing of a rate."""
+        if outcome.tokens <= 0 or outcome.seconds <= 0.0:
+            return
+        size = outcome.tokens * self.config.kv_bytes_per_token
+        if outcome.way == "load":
+            self.host_bandwidth = self._follow(self.host_bandwidth, size, outcome.seconds)
+        elif outcome.way == "fetch":
+            wire = outcome.seconds - self.config.move_latency - size / self.host_bandwidth
+            if wire > 0.0:
+                self.network_bandwidth = self._follow(self.network_bandwidth, size, wire)
+        elif outcome.way == "prefill":
+            rate = _of_degree(self.prefill_rate, outcome.tp)
+            self.prefill_rate[outcome.tp] = self._follow(rate, outcome.tokens, outcome.seconds)
+
+    def decode_seconds(self, at: RolloutInstance, context: int, grows: float, present: bool) -> float:
+        """Seconds that a sequence of ``context`` tokens that grows by ``grows`` costs on ``at``: its own steps, and the
+        delay it causes to the others there. ``present``: the instance's load counts it already."""
+        a, b, c = _of_degree(self.config.decode, at.tp)
+        others = at.sequences - 1 if present else at.sequences
+        resident = max(0, at.tokens - context) if present else at.tokens
+        steps = grows * self.config.generated_share
+        size = context + grows / 2
+        waits = max(1.0, (others + 1) / at.slots) if at.slots > 0 else 1.0
+        own = (a + b * (others + 1) + c * (resident + size)) * waits
+        return steps * (own + others * (b + c * size))
+
+    def holds(self, tp: int, tokens: float) -> bool:
+        """Whether an instance of degree ``tp`` has room for a sequence of ``tokens``."""
+        room = self.config.kv_tokens.get(tp)
+        return room is None or tokens <= room
+
+    def _follow(self, rate: float, amount: float, seconds: float) -> float:
+        # The harmonic mean: what adds up over moves is time.
+        share = self.config.memory
+        return 1.0 / ((1.0 - share) / rate + share * seconds / amount)
+
+
+def _of_degree(table: Mapping[int, _T], tp: int) -> _T:
+    """The entry for ``tp``, else that of the nearest degree below it, else the lowest."""
+    found = table.get(tp)
+    if found is None:
+        found = table[max((degree for degree in table if degree <= tp), default=min(table))]
+    return found

@@ -1,0 +1,136 @@
+"""C-MLFQ behind the seam of bucket policies.
+
+`CMlfq.place` notes the context at each return, because that is what a finished trajectory teaches: what was left at
+each. Invariants: asking again for the same return gives the same answer unless something was learned or the load
+changed; a trajectory that has ended leaves only what the tree learned; at most ``max_trails`` trajectories are followed
+(of one forgotten or never seen, only what is known of it counts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from libra.resources.config import Config
+from libra.resources.types import Bucket, RolloutInstance
+from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel, MoveOutcome
+from libra.scheduler_plugin.cmlfq.estimate import Estimator
+from libra.scheduler_plugin.cmlfq.router import Decision, Router, RouterConfig, Standing
+from libra.scheduler_plugin.cmlfq.tree import PrefixTree
+from libra.scheduler_plugin.policy.balance import instance_at, placement
+from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
+from libra.scheduler_plugin.policy.options import parsed
+from libra.scheduler_plugin.policy.prompts import prompt_of
+
+
+class CMlfqConfig(Config):
+    """Options of ``cmlfq``."""
+
+    half_life: float = Field(default=4096.0, gt=0)
+    """Finished trajectories after which what was learned counts half."""
+    min_evidence: float = Field(default=4.0, gt=0)
+    """Trajectories, at their present worth, that a node needs to speak."""
+    shrinkage: float = Field(default=8.0, ge=0)
+    """Trajectories of its own with which a prompt weighs as much as all prompts."""
+    max_nodes: int = Field(default=200_000, ge=2)
+    """Nodes of the tree; the least useful leaves go first."""
+    max_depth: int = Field(default=64, ge=1)
+    """Tool returns of a trajectory that the tree tells apart."""
+    max_states: int = Field(default=4096, ge=2)
+    """Distinct tool states; further ones count as one."""
+    max_trails: int = Field(default=65_536, ge=1)
+    """Live trajectories followed."""
+    router: RouterConfig = RouterConfig()
+    """How eagerly to move."""
+    cost: CostConfig = CostConfig()
+    """What moves and decoding cost."""
+
+
+class _Trail:
+    """A live trajectory: ``contexts[i]`` and ``degrees[i]``, its context and the TP degree its KV was at, when the
+    segment after the i-th return was placed; None: not known (nobody asked then) or no KV."""
+
+    __slots__ = ("contexts", "degrees")
+
+    def __init__(self) -> None:
+        self.contexts: list[int | None] = []
+        self.degrees: list[int | None] = []
+
+    def note(self, returns: int, context: int, degree: int | None) -> None:
+        """The segment after return number ``returns`` is placed; later notes are of a life before a restart."""
+        for notes in (self.contexts, self.degrees):
+            del notes[returns:]
+            notes.extend([None] * (returns - len(notes)))
+        self.contexts.append(context)
+        self.degrees.append(degree)
+
+    def moves(self) -> tuple[int, int]:
+        """Changes of the TP degree so far, and the returns since the last one."""
+        count, since, last = 0, 0, None
+        for degree in self.degrees:
+            since += 1
+            if degree is not None:
+                if last is not None and degree != last:
+                    count, since = count + 1, 0
+                last = degree
+        return count, since
+
+
+class CMlfq(BucketPolicy):
+    """The causality-driven multi-level feedback queue."""
+
+    def __init__(self, options: Mapping[str, Any], prompt_of: Callable[[str], str] = prompt_of) -> None:
+        """``prompt_of``: the prompt's key from a trajectory's name."""
+        super().__init__(options)
+        self.config = parsed(CMlfqConfig, "cmlfq", options)
+        c = self.config
+        self.tree = PrefixTree(
+            max_nodes=c.max_nodes, max_depth=c.max_depth, max_states=c.max_states, half_life=c.half_life
+        )
+        self.costs = CostModel(c.cost)
+        self._estimator = Estimator(self.tree, min_evidence=c.min_evidence, shrinkage=c.shrinkage)
+        self._router = Router(c.router, self.costs)
+        self._prompt_of = prompt_of
+        self._trails: dict[str, _Trail] = {}
+
+    def place(
+        self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
+    ) -> Placement:
+        decision = self.decide(request, instances, buckets)
+        return placement(buckets[decision.bucket], decision.instance)
+
+    def decide(
+        self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
+    ) -> Decision:
+        """`place`, with the reasons. Raises `ValueError` when no bucket holds the context."""
+        current = instance_at(request.current, instances)
+        trail = self._trail(request.trajectory)
+        returns = len(request.history)
+        trail.note(returns, request.context, None if current is None else current.tp)
+        moves, rested = trail.moves()
+        first = returns == 0 and request.current is None
+        address = None if current is None else request.current
+        at = Standing(request.context, current, address, moves, rested, first)
+        prompt = self._prompt_of(request.trajectory)
+        estimate = None if first else self._estimator.estimate(prompt, request.history, trail.contexts)
+        return self._router.decide(at, estimate, instances, buckets)
+
+    def observe(self, finished: FinishedTrajectory) -> None:
+        trail = self._trails.pop(finished.trajectory, None)
+        if trail is None or not trail.contexts:
+            return
+        self.tree.learn(self._prompt_of(finished.trajectory), finished.history, trail.contexts, finished.context)
+
+    def moved(self, outcome: MoveOutcome) -> None:
+        """A move has happened: what later ones are expected to take follows it."""
+        self.costs.measured(outcome)
+
+    def _trail(self, trajectory: str) -> _Trail:
+        found = self._trails.get(trajectory)
+        if found is None:
+            if len(self._trails) >= self.config.max_trails:
+                del self._trails[next(iter(self._trails))]
+            found = self._trails[trajectory] = _Trail()
+        return found

@@ -1,0 +1,88 @@
+"""The seam of bucket policies.
+
+A policy is a pure state machine: it sees what the routing table knows, decides, and learns from finished trajectories.
+The plugin and a simulator drive the same object. Invariants: `place` never waits and has no effect but its answer; a
+placement names the tag of one of the buckets, and an instance only if that instance is ready and carries that tag;
+an answer that breaks this, and any exception, leaves the segment unbound: it runs nowhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from libra.resources.errors import ConfigError
+from libra.resources.types import Bucket, RolloutInstance, ToolState
+
+_SHIPPED = {"context_bounds": "libra.scheduler_plugin.policy.context_bounds:ContextBounds"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """One segment that is to run next.
+
+    ``context``: tokens before it. ``history``: the states of the trajectory's tool returns so far, the latest last
+    (do not change it). ``current``: address of the instance that holds its KV, None when none does.
+    """
+
+    trajectory: str
+    context: int
+    history: Sequence[ToolState]
+    current: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The tag to run under, and the instance's address; None: whichever instance of the tag is ready first."""
+
+    tag: str
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTrajectory:
+    """What is known of a trajectory that has ended: its last context in tokens and the states of its tool returns."""
+
+    trajectory: str
+    context: int
+    history: Sequence[ToolState]
+
+
+class BucketPolicy(ABC):
+    """Chooses buckets and instances."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """``options``: the policy's config without ``kind``. `ConfigError` names an option that it does not know."""
+        self.options = dict(options)
+
+    @abstractmethod
+    def place(
+        self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
+    ) -> Placement:
+        """Where the segment runs. ``instances``: those that are ready, with their load; ``buckets``: ascending by
+        ``max_context``. Raises `ValueError` when no bucket can hold the context."""
+
+    def observe(self, finished: FinishedTrajectory) -> None:  # noqa: B027 - a policy need not learn
+        """A trajectory has ended."""
+
+
+def load_policy(config: Mapping[str, Any]) -> BucketPolicy:
+    """The policy that ``config`` names: ``kind`` is ``context_bounds`` or the import path of a `BucketPolicy`
+    (``my.module:Policy``); the other keys are its options. Raises `ConfigError`."""
+    options = dict(config)
+    kind = str(options.pop("kind", "context_bounds"))
+    path = _SHIPPED.get(kind, kind)
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name) if name else None
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"policy.kind {kind!r} cannot be imported where the scheduler runs: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, BucketPolicy)):
+        raise ConfigError(
+            f"policy.kind {kind!r} is no bucket policy; take one of {', '.join(_SHIPPED)}, "
+            "or the import path of a BucketPolicy: 'my.module:Policy'"
+        )
+    return found(options)

@@ -35,7 +35,7 @@ class Requests:
     def from_records(cls, records: Iterable[RequestRecord]) -> Self:
         """Sorted by context. Raises `ConfigError` when there is no record."""
         rows = [
-            (r.context, r.generated, r.turns, r.tool_seconds, r.kvint, r.prefill_tokens, r.prefill_pairs)
+            (r.context, r.generated, r.turns, r.tool_seconds, r.kvint, r.prompt + r.tool, r.prefill_pairs)
             for r in records
         ]
         if not rows:

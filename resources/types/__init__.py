@@ -13,7 +13,7 @@ from libra.resources.types.planning import (
     RolloutLayout,
     TrainStrategy,
 )
-from libra.resources.types.records import Migration, RequestRecord, Residence
+from libra.resources.types.request import Migration, RequestRecord
 from libra.resources.types.trajectory import (
     NOT_SAMPLED,
     Failure,
@@ -39,7 +39,6 @@ __all__ = [
     "Plan",
     "Recompute",
     "RequestRecord",
-    "Residence",
     "RolloutInstance",
     "RolloutLayout",
     "Segment",

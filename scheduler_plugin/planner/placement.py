@@ -44,7 +44,9 @@ def place(units: Iterable[Unit], devices: Sequence[Device], old: Sequence[Placem
         domains.setdefault(device.domain, []).append(device.id)
     known = {d.id for d in devices}
     alive = [p for p in old if known.issuperset(p.devices)]
-    tried = [_keep(wanted, domains, alive, given_up) for given_up in range(len(domains) + 1 if alive else 1)]
+    # Kept domains are given up one by one while there are few, by powers of two when there are many.
+    steps = range(len(domains) + 1) if len(domains) <= 16 else [0, *(2**k for k in range(len(domains).bit_length() + 1))]
+    tried = [_keep(wanted, domains, alive, given_up) for given_up in (steps if alive else [0])]
     packed = [each for each in tried if each is not None]
     if not packed:
         sizes = Counter(size for _, size in wanted)
@@ -77,14 +79,17 @@ def _keep(
     """Keep old units that have an equal in ``wanted``, except in the ``given_up`` domains that keep least; pack the
     rest."""
     need = Counter(wanted)
-    by_domain = {name: [p for p in old if p.devices[0] in set(ids)] for name, ids in domains.items()}
+    domain_of = {device: name for name, ids in domains.items() for device in ids}
+    by_domain: dict[str, list[Placement]] = {name: [] for name in domains}
+    for placement in old:
+        by_domain[domain_of[placement.devices[0]]].append(placement)
 
     def matching(name: str) -> int:
         return sum(p.size for p in by_domain[name] if need[(p.role, p.size)])
 
     order = sorted(domains, key=lambda name: -matching(name))
     kept: list[Placement] = []
-    for name in order[: len(order) - given_up]:
+    for name in order[: max(0, len(order) - given_up)]:
         # Units whose kind has the most to lose last: the fullest domains keep theirs whole.
         for placement in sorted(by_domain[name], key=lambda p: -p.size):
             if need[(placement.role, placement.size)] > 0:
@@ -104,6 +109,8 @@ def _keep(
         ids = sorted(free[at], key=lambda d: role_of.get(d, role) != role)[:size]
         chosen = tuple(d for d in free[at] if d in set(ids))
         free[at] = [d for d in free[at] if d not in set(ids)]
+        if not free[at]:
+            del free[at]
         placed.append(Placement(role, size, chosen))
     return tuple(sorted(placed, key=lambda p: (p.role != "train", -p.size, p.devices)))
 
@@ -111,12 +118,14 @@ def _keep(
 def _choose(role: str, size: int, free: dict[str, list[str]], role_of: dict[str, PlannedRole]) -> str | None:
     """The domain where the fewest roles change, then the one that is left with the least, so that large gaps stay."""
     best: tuple[tuple[int, int, int], str] | None = None
-    names = list(free) if role == "train" else list(reversed(free))
+    names = free if role == "train" else reversed(free)
     for position, name in enumerate(names):
         ids = free[name]
         if len(ids) < size:
             continue
-        changed = max(0, size - sum(role_of.get(d, role) == role for d in ids))
+        changed = max(0, size - sum(role_of.get(d, role) == role for d in ids)) if role_of else 0
+        if changed == 0 and len(ids) == size:
+            return name
         key = (changed, len(ids) - size, position)
         if best is None or key < best[0]:
             best = (key, name)

@@ -25,6 +25,7 @@ from libra.scheduler_plugin.planner.classes import classify
 from libra.scheduler_plugin.planner.joint import Search, Split, search
 from libra.scheduler_plugin.planner.layouts import RolloutSide
 from libra.scheduler_plugin.planner.placement import Unit, place
+from libra.scheduler_plugin.planner.spare import rebalance, spread
 from libra.scheduler_plugin.planner.tree import Limits, TrainTree, limits_of
 
 
@@ -110,14 +111,18 @@ class Planner:
         best = found.best
         if best is None:
             raise ConfigError(self._why_nothing(tree, side, hardware))
+        gpus = len(self.inventory.of(hardware.name))
+        found_best, best = best, rebalance(tree, side, best, gpus)
         layout = self._layout(side, best)
+        if layout.kind == "partition":
+            layout = spread(side, layout, best.rollout_gpus, found_best.seconds * (1 + 1e-9))
         parts = (KindLayout(hardware.name, ("all",), layout),)
         placements = self._place(
             best.train.tp * best.train.ep, best.train.pp * best.train.dp, hardware.name, parts, old
         )
         return Plan(
             best.train, hardware.name, parts, best.train_seconds, layout.seconds, placements, self._idle(placements),
-            self._alternatives(side, found, best), self._provenance([hardware], side.costs),
+            self._alternatives(side, found, found_best), self._provenance([hardware], side.costs),
             {"probes": found.probes, "strategies": tree.evaluated},
         )  # fmt: skip
 

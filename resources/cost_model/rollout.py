@@ -66,15 +66,20 @@ class StepCost:
 class QueueModel:
     """θ (``path``), φ (``work``), w (``wave``) and ρ (``rework``) of the module's formula.
 
-    Defaults: the least mean relative error on 70 simulated instances (four models, TP 1 to 8, 64 and 256 slots, tool times
-    scaled by 0, 1 and 3); held out, on 70 others: 6.9 % mean, 24 % at most, where 1, 1, 0, 0 has 10.4 %. A profile's own
-    fit replaces them.
+    ``overlap``: batches in flight at once (α + 1 when rollout runs α steps ahead of training). A request may then take
+    that many periods, so path and alone count 1/overlap of themselves towards the period of one batch; work, and what
+    capacity forces, do not shrink. At 1 the period is the makespan of one batch.
+
+    Defaults: the least mean relative error on 70 simulated instances (four models, TP 1 to 8, 64 and 256 slots, tool
+    times scaled by 0, 1 and 3); held out, on 70 others: 6.9 % mean, 24 % at most, where 1, 1, 0, 0 has 10.4 %. A
+    profile's own fit replaces them.
     """
 
     path: float = 0.9
     work: float = 0.83
     wave: float = 1.0
     rework: float = 0.24
+    overlap: float = 1.0
 
 
 def step_cost(model: ModelSpec, hardware: HardwareSpec, tp: int, slots: int = DEFAULT_SLOTS) -> StepCost:
@@ -171,7 +176,8 @@ class RolloutCosts:
 def request_columns(requests: Requests, step: StepCost, queue: QueueModel) -> tuple[Floats, Floats, Floats]:
     """``work``, ``path`` and ``alone`` of each request on one degree, in seconds, shape (N,).
 
-    alone = (a + b)·generated + c·kvint + prefill + tool seconds: nothing beside it, nothing queued.
+    alone = (a + b)·generated + c·kvint + prefill + tool seconds: nothing beside it, nothing queued. Path and alone are
+    divided by the overlap.
     """
     prefill = (
         step.admission * requests.turns
@@ -180,7 +186,7 @@ def request_columns(requests: Requests, step: StepCost, queue: QueueModel) -> tu
     )
     shared = step.sequence * requests.generated + step.token * requests.kvint + prefill
     path = step.step * requests.generated + requests.tool_seconds
-    return queue.work * shared, path, path + shared
+    return queue.work * shared, path / queue.overlap, (path + shared) / queue.overlap
 
 
 def partition_solver(requests: Requests, costs: RolloutCosts) -> PartitionSolver:

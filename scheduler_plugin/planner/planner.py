@@ -6,8 +6,10 @@ of the same evaluator that prices the alternatives beside it; a plan can be pric
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -19,7 +21,15 @@ from libra.resources.cost_model.training import TrainingFactors
 from libra.resources.errors import ConfigError
 from libra.resources.inventory import Inventory
 from libra.resources.specs import HardwareSpec, ModelSpec
-from libra.resources.types import Alternative, KindLayout, Placement, Plan, RequestRecord, RolloutLayout
+from libra.resources.types import (
+    Alternative,
+    KindLayout,
+    Placement,
+    Plan,
+    RequestRecord,
+    RolloutLayout,
+    TrainStrategy,
+)
 from libra.scheduler_plugin.planner import kinds as kinds_of_hardware
 from libra.scheduler_plugin.planner.classes import classify
 from libra.scheduler_plugin.planner.joint import Search, Split, search
@@ -36,12 +46,16 @@ class PlannerConfig(Config):
     """Kind of the trainer: only strategies that it can launch are offered."""
     slots: int = Field(default=DEFAULT_SLOTS, ge=1)
     """Sequences of one instance at once."""
+    overlap: int = Field(default=1, ge=1)
+    """Batches in flight at once: α + 1 for a run that rolls out α steps ahead; see `QueueModel`."""
     degrees: tuple[int, ...] = DEGREES
     """TP degrees that instances may have."""
     communication: float = Field(default=0.5, gt=0)
     """Largest ratio of communication to compute of a training strategy."""
     bubble: float = Field(default=0.3, gt=0, lt=1)
     """Largest pipeline bubble."""
+    layouts: Literal["any", "homogeneous"] = "any"
+    """``homogeneous``: instances of one degree only (for comparison; one kind of hardware)."""
     split_prefill: bool = False
     """Whether plans with prefill split from decode instances are considered (several kinds of hardware only)."""
 
@@ -74,9 +88,10 @@ class Planner:
         """Of one kind: measured if there is a profile, else derived."""
         measured = self.profiles.rollout.get(hardware.name)
         if measured is not None:
-            kept = tuple(s for s in measured.steps if s.tp in self.config.degrees)
-            return replace(measured, steps=kept)
-        return RolloutCosts.from_specs(self.model, hardware, self.config.slots, self.config.degrees)
+            costs = replace(measured, steps=tuple(s for s in measured.steps if s.tp in self.config.degrees))
+        else:
+            costs = RolloutCosts.from_specs(self.model, hardware, self.config.slots, self.config.degrees)
+        return replace(costs, queue=replace(costs.queue, overlap=self.config.overlap))
 
     def train_tree(self, hardware: HardwareSpec, records: Sequence[RequestRecord]) -> TrainTree:
         """The tree of strategies for a batch of these records."""
@@ -108,7 +123,7 @@ class Planner:
     def _plan_one_kind(self, records: Sequence[RequestRecord], old: Plan | None) -> Plan:
         hardware = self.inventory.hardware[0]
         tree, side, found = self.searches(records, hardware)
-        best = found.best
+        best = found.best if self.config.layouts == "any" else found.homogeneous
         if best is None:
             raise ConfigError(self._why_nothing(tree, side, hardware))
         gpus = len(self.inventory.of(hardware.name))
@@ -124,6 +139,85 @@ class Planner:
             best.train, hardware.name, parts, best.train_seconds, layout.seconds, placements, self._idle(placements),
             self._alternatives(side, found, found_best), self._provenance([hardware], side.costs),
             {"probes": found.probes, "strategies": tree.evaluated},
+        )  # fmt: skip
+
+    def candidates(self, records: Sequence[RequestRecord], count: int, old: Plan | None = None) -> list[Plan]:
+        """Up to ``count`` different plans, the fastest as predicted first: the winner, and at splits around it the
+        exact partition over every choice of TP degrees, homogeneous layouts, and mixing. On one kind of hardware."""
+        winner = self.plan(records, old)
+        hardware = self.inventory.hardware[0]
+        tree = self.train_tree(hardware, records)
+        requests, costs = Requests.from_records(records), self.rollout_costs(hardware)
+        budget, node = len(self.inventory), max(1, min(hardware.gpus_per_node, len(self.inventory) // 8))
+        found: dict[object, Plan] = {_shape(winner.strategy, winner.layout): winner}
+        subsets = [s for n in range(1, len(costs.steps) + 1) for s in combinations(costs.steps, n)]
+        for shift in range(-3, 4):
+            trained = (
+                tree.best(winner.strategy.gpus + shift * node) if winner.strategy.gpus + shift * node > 0 else None
+            )
+            if trained is None or trained[0].gpus >= budget:
+                continue
+            left = budget - trained[0].gpus
+            for steps in subsets:
+                side = RolloutSide(requests, replace(costs, steps=steps))
+                for layout in _layouts(side, left):
+                    if self.config.layouts == "homogeneous" and len(layout.counts()) > 1:
+                        continue
+                    key = _shape(trained[0], layout)
+                    seconds = max(trained[1], layout.seconds)
+                    if key not in found or seconds < found[key].seconds:
+                        parts = (KindLayout(hardware.name, ("all",), layout),)
+                        found[key] = replace(
+                            winner, strategy=trained[0], rollout=parts, train_seconds=trained[1],
+                            rollout_seconds=layout.seconds,
+                        )  # fmt: skip
+        ranked = sorted(found.values(), key=lambda plan: plan.seconds)[:count]
+        return [self._placed(plan, old) for plan in ranked]
+
+    def _placed(self, plan: Plan, old: Plan | None) -> Plan:
+        groups = plan.strategy.pp * plan.strategy.dp
+        placements = self._place(plan.strategy.tp * plan.strategy.ep, groups, plan.train_kind, plan.rollout, old)
+        return replace(plan, placements=placements, idle=self._idle(placements))
+
+    def fixed(self, records: Sequence[RequestRecord], train_gpus: int, tp: int, old: Plan | None = None) -> Plan:
+        """A plan that was not searched for: ``train_gpus`` devices train as well as they can, all others roll out in
+        instances of ``tp`` devices. On one kind of hardware. Raises `ConfigError` when either side cannot."""
+        hardware = self.inventory.hardware[0]
+        tree = self.train_tree(hardware, records)
+        side = RolloutSide(Requests.from_records(records), self.rollout_costs(hardware))
+        trained = tree.best(train_gpus)
+        count = (len(self.inventory) - train_gpus) // tp
+        counts = tuple(count if each == tp else 0 for each in side.degrees)
+        if trained is None or not any(counts) or side.mixed_seconds(counts) == float("inf"):
+            raise ConfigError(
+                f"{train_gpus} devices to train and TP {tp} on the other {len(self.inventory) - train_gpus} "
+                f"do not work for {self.model.name}; choose another split"
+            )
+        layout = side.mixed(counts)
+        parts = (KindLayout(hardware.name, ("all",), layout),)
+        groups = trained[0].pp * trained[0].dp
+        placements = self._place(trained[0].tp * trained[0].ep, groups, hardware.name, parts, old)
+        return Plan(
+            trained[0], hardware.name, parts, trained[1], layout.seconds, placements, self._idle(placements), (),
+            self._provenance([hardware], side.costs),
+        )  # fmt: skip
+
+    def colocated(self, records: Sequence[RequestRecord]) -> Plan:
+        """A plan whose sides take turns on all devices, each laid out as well as one degree can: its placements are
+        those of rollout. On one kind of hardware. Raises `ConfigError` when either side cannot."""
+        hardware = self.inventory.hardware[0]
+        tree = self.train_tree(hardware, records)
+        side = RolloutSide(Requests.from_records(records), self.rollout_costs(hardware))
+        trained = tree.best(len(self.inventory))
+        rolled = side.best_counts(side.homogeneous_counts(len(self.inventory)))
+        if trained is None or rolled is None:
+            raise ConfigError(f"{self.model.name} cannot take turns on {len(self.inventory)} {hardware.name}")
+        layout = side.mixed(rolled[0])
+        units: list[Unit] = [("rollout", tp) for tp in layout.degrees]
+        placements = place(units, self.inventory.devices)
+        return Plan(
+            trained[0], hardware.name, (KindLayout(hardware.name, ("all",), layout),), trained[1], layout.seconds,
+            placements, self._idle(placements), (), self._provenance([hardware], side.costs),
         )  # fmt: skip
 
     @staticmethod
@@ -146,7 +240,9 @@ class Planner:
             over = split.seconds / best.seconds - 1
             reason = f"{over:+.1%}, bound by {bound}" if over > 1e-9 else "as fast; the winner is simpler to route"
             rows.append(Alternative(f"{name}: train {split.train}, roll out {layout}", split.seconds, reason))
-        return tuple(sorted(rows, key=lambda row: row.seconds))
+        # Mixing over one degree is the homogeneous layout: listed once.
+        distinct = {row.what.partition(": ")[2]: row for row in rows}
+        return tuple(sorted(distinct.values(), key=lambda row: row.seconds))
 
     def _plan_kinds(self, records: Sequence[RequestRecord], old: Plan | None) -> Plan:
         kinds = [self.inventory.spec(kind) for kind in self.inventory.kinds]
@@ -245,11 +341,29 @@ class Planner:
             )
         if tree.best(gpus - 1) is None:
             reasons = [n.reason for n in tree.expand(gpus - side.smallest) if n.level == "DP" and not n.kept]
-            why = reasons[-1] if reasons else "every branch is cut"
+            memory = [reason for reason in reasons if "GiB" in reason]
+            why = (memory or reasons or ["every branch is cut"])[-1]
             return (
                 text + f"no training strategy fits ({why}); more devices, a smaller model or another trainer would do"
             )
         return text + f"training leaves fewer than the {side.smallest} devices that the longest request needs"
+
+
+def _shape(strategy: TrainStrategy, layout: RolloutLayout) -> tuple[object, ...]:
+    return strategy.gpus, layout.kind, layout.degrees
+
+
+def _layouts(side: RolloutSide, gpus: int) -> Iterator[RolloutLayout]:
+    """The exact partition with all of the side's degrees grown to ``gpus`` devices, and mixing over the same
+    degrees."""
+    partition = side.partition(gpus)
+    if partition is None:
+        return
+    grown = spread(side, partition, gpus, partition.seconds * (1 + 1e-9))
+    yield grown
+    counts = side.counts_of(grown)
+    if side.mixed_seconds(counts) < float("inf"):
+        yield side.mixed(counts)
 
 
 def _describe_kinds(split: kinds_of_hardware.KindSplit) -> str:

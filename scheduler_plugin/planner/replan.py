@@ -1,7 +1,7 @@
 """When to change plans: gain against cost over the horizon, without going back and forth.
 
     watching ──candidate pays, `confirm` times in a row──> applied ──`settle` steps──> judged: as predicted ──> watching
-        ^                                                               │ worse than predicted, twice in a row
+        ^                                                               │ worse than predicted, two verdicts in a row
         └──────────────────────── rolled back; candidate barred <───────┘
 
 Invariants: pure, no clock: time is counted in steps; a plan is applied only if gain × horizon > cost × safety; two
@@ -32,7 +32,7 @@ class ReplanConfig(Config):
     """Steps over which a gain is counted: how long a plan is expected to last."""
     safety: float = Field(default=1.5, ge=1)
     """Factor on the switching cost."""
-    minimum_gain: float = Field(default=0.05, ge=0, lt=1)
+    minimum_gain: float = Field(default=0.08, ge=0, lt=1)
     """Share of the current step time that a candidate must save: hysteresis."""
     confirm: int = Field(default=2, ge=1)
     """Looks in a row that must favour a change of the same direction."""
@@ -40,8 +40,11 @@ class ReplanConfig(Config):
     """Steps after a change without another."""
     settle: int = Field(default=2, ge=0)
     """Steps after a change whose times are not judged."""
+    judge: int = Field(default=3, ge=1)
+    """Steps of one verdict: their times are summed up, since a batch of a workload that has just jumped took its time
+    beside the next one's longer requests."""
     tolerance: float = Field(default=0.10, ge=0)
-    """Share above the prediction at which a step counts as worse than predicted."""
+    """Share above the prediction at which a verdict is worse than predicted."""
     bar: int = Field(default=100, ge=0)
     """Steps for which a rolled-back layout is not tried again."""
     window: int = Field(default=5, ge=1)
@@ -91,6 +94,7 @@ class Replanner:
     _changed_at: int | None = None
     _judging: bool = False
     _worse: int = 0
+    _heard: list[tuple[float, float]] = field(default_factory=list)
     _barred: dict[tuple[object, ...], int] = field(default_factory=dict)
     _cost: float | None = None
     _bias: float = 1.0
@@ -99,7 +103,8 @@ class Replanner:
         """A step took ``seconds``; ``predicted`` is the cost model's figure for the plan in force and the requests of
         this very step, so that a drift of the workload is not held against the plan.
 
-        Judges the last change; asks to roll it back after two steps in a row worse than predicted.
+        Judges the last change: it has held at the first verdict as predicted, and is rolled back at the second in a row
+        that is worse.
         """
         changed = self._changed_at
         settling = changed is not None and step <= changed + self.config.settle
@@ -111,14 +116,17 @@ class Replanner:
             return self._keep("nothing to judge")
         expected = self._bias * predicted
         self.outcomes.append(Outcome(step, expected, seconds))
+        self._heard.append((expected, seconds))
+        if len(self._heard) < self.config.judge:
+            return self._keep("not enough steps for a verdict")
+        expected, seconds = (sum(column) / len(self._heard) for column in zip(*self._heard, strict=True))
+        self._heard.clear()
         if seconds <= expected * (1 + self.config.tolerance):
-            self._worse = 0
-            if step > changed + self.config.settle + self.config.window:
-                self._judging = False  # it has held
+            self._judging = False
             return self._keep("as predicted")
         self._worse += 1
         if self._worse < 2 or self._previous is None:
-            return self._keep(f"step {step} took {seconds:.1f} s, {expected:.1f} s were predicted")
+            return self._keep(f"steps took {seconds:.1f} s, {expected:.1f} s were predicted")
         return self._roll_back(step, expected, seconds)
 
     def due(self, step: int) -> bool:
@@ -165,6 +173,7 @@ class Replanner:
         self._changed_at, self._judging = step, True
         self._favourable = self._worse = 0
         self._ratios.clear()
+        self._heard.clear()
 
     def _roll_back(self, step: int, expected: float, seconds: float) -> Decision:
         assert self._previous is not None

@@ -16,10 +16,15 @@ from libra.scheduler_plugin.planner.joint import TOLERANCE, Split
 from libra.scheduler_plugin.planner.layouts import RolloutSide, scaled
 from libra.scheduler_plugin.planner.tree import TrainTree
 
+
 def rebalance(tree: TrainTree, rollout: RolloutSide, best: Split, budget: int) -> Split:
-    """The split of an exact partition with spare devices given to both sides in proportion to what they need."""
+    """The split with spare devices put to use: by an exact partition, in proportion to what both sides need; beside a
+    mixed layout, those that its instances leave over train."""
     if best.counts is not None:
-        return best
+        used = sum(count * tp for count, tp in zip(best.counts, rollout.degrees, strict=True))
+        trained = tree.best(budget - used)
+        assert trained is not None
+        return replace(best, train=trained[0], train_seconds=trained[1])
     limit = best.seconds * (1 + TOLERANCE)
     needed = rollout.solver.probe(limit, budget - best.train.gpus).gpus
     least = tree.fewest(limit, budget - needed)

@@ -1,6 +1,7 @@
 """A whole run in virtual time: admission under a staleness bound, rollout, training, publishing, replanning.
 
-    admitted ≤ (v + α + 1)·B ─> rollout ─> complete groups ─> batch v (waits for groups of version v − α) ─> train ─> v + 1
+    admitted ≤ (v + α + 1)·B ─> rollout ─> complete groups ─> batch v (waits for groups of version v − α) ─> train ─> v
+    + 1
 
 Pure. The planner, the replanner and the bucket policy are the objects that a run uses. Invariants: staleness at
 consumption is at most α; every group admitted is trained on once or still in flight at the end; the training side never
@@ -33,9 +34,9 @@ class LoopConfig:
     """``steps``: optimizer steps. ``groups``: of a batch. ``members``: trajectories that a group needs; more that are
     sampled are redundant and cancelled when enough have finished. ``alpha``: staleness bound. ``colocated``: training
     and rollout take turns on all devices. ``switch_seconds``: of one turn-taking. ``activation_seconds``: until a new
-    engine serves; ``join_seconds``: until devices that join training take part. ``failure``, ``retries``: of tool calls.
-    ``window``: batches whose records a plan is made from. ``clairvoyant``: plans are made from the batch to come, and
-    changes cost nothing (an upper bound, not a policy)."""
+    engine serves; ``join_seconds``: until devices that join training take part. ``failure``, ``retries``: of tool
+    calls. ``window``: batches whose records a plan is made from. ``clairvoyant``: plans are made from the batch to
+    come, and changes cost nothing (an upper bound, not a policy)."""
 
     steps: int
     groups: int
@@ -98,7 +99,8 @@ class _Open:
 
 class RunLoop:
     """One run of ``planner``'s system. ``group_of``: the n-th group's traces; ``policy_of``: a policy for a plan.
-    ``replanner``: None keeps the first plan; ``reshape``: another way to get a plan each step (heuristics)."""
+    ``replanner``: None keeps the first plan; ``propose``: makes its candidates from recent traces, the plan in force
+    given (None: the planner's closed form); ``reshape``: another way to get a plan each step (heuristics)."""
 
     def __init__(
         self,
@@ -110,12 +112,20 @@ class RunLoop:
         moves: Moves,
         replanner: Replanner | None = None,
         reshape: Callable[[Plan, StepReport, Sequence[RequestRecord]], Plan | None] | None = None,
+        propose: Callable[[Sequence[Trace], Plan], tuple[Plan, Outlook]] | None = None,
     ) -> None:
         self.config, self.planner, self.plan = config, planner, plan
         self._group_of, self._replanner, self._reshape = group_of, replanner, reshape
+        self._propose = propose or self._predicted
         self._costs = planner.rollout_costs(planner.inventory.spec(plan.train_kind))
         self._sim = RolloutSimulation(
-            [engine for engine, _ in self._engines(plan, 0.0)], buckets_of(plan), policy, moves, config.failure, config.retries, config.seed
+            [engine for engine, _ in self._engines(plan, 0.0)],
+            buckets_of(plan),
+            policy,
+            moves,
+            config.failure,
+            config.retries,
+            config.seed,
         )
         self._version = self._admitted = 0
         self._open: dict[str, _Open] = {}
@@ -123,7 +133,7 @@ class RunLoop:
         self._training: list[_Open] | None = None
         self._train_seconds = self._idle_since = self._idle = self._last = 0.0
         self._join_at = 0.0
-        self._records: deque[list[RequestRecord]] = deque(maxlen=config.window)
+        self._recent: deque[list[Trace]] = deque(maxlen=config.window)
         self._reports: list[StepReport] = []
 
     def run(self) -> LoopResult:
@@ -168,14 +178,20 @@ class RunLoop:
         self._try_train()
 
     def _try_train(self) -> None:
-        """Waits for: a free trainer, B complete groups, and every group as old as the staleness bound allows.
-        Unblocked by: `_ended`, `_trained`."""
-        if self._training is not None or len(self._ready) < self.config.groups:
-            return
-        oldest = self._version - self.config.alpha
-        if any(group.version <= oldest for group in self._open.values()):
+        """Waits for: a free trainer, B complete groups, and old groups (below). Unblocked by: `_ended`, `_trained`.
+
+        After batch v, at most k·B groups of version ≤ v − α + k may be left, for each k: they are due within k batches.
+        (Only to insist on groups of version v − α, k = 0, is not enough at α ≥ 2: batches of younger groups that were
+        complete first would leave more due ones than a batch holds.)
+        """
+        size, alpha = self.config.groups, self.config.alpha
+        if self._training is not None or len(self._ready) < size:
             return
         self._ready.sort(key=lambda group: group.version)
+        left = [group.version for group in (*self._ready[size:], *self._open.values())]
+        for k in range(alpha + 1):
+            if sum(version <= self._version - alpha + k for version in left) > k * size:
+                return
         self._training, self._ready = self._ready[: self.config.groups], self._ready[self.config.groups :]
         self._idle = self._sim.now - self._idle_since
         lengths = [float(e.trace.final) for group in self._training for e in group.done]
@@ -200,8 +216,9 @@ class RunLoop:
         weights = self.planner.model.weight_bytes
         self._sim.publish(weights / (hardware.host_copy_gb_per_s * 1e9 * max(self.plan.layout.degrees)))
         finals = [e.trace.final for group in batch for e in group.done]
-        records = [e.trace.record() for group in batch for e in group.done]
-        self._records.append(records)
+        traces = [e.trace for group in batch for e in group.done]
+        records = [trace.record() for trace in traces]
+        self._recent.append(traces)
         report = StepReport(
             self._version, now - self._last, self._train_seconds, self._idle, float(sum(finals)),
             float(np.mean(finals)) if finals else 0.0, staleness, self.plan.strategy.gpus, str(self.plan.layout),
@@ -224,15 +241,23 @@ class RunLoop:
             return report
         decision = self._replanner.observe(report.step, report.seconds, max(self.planner.evaluate(self.plan, records)))
         if decision.action == "keep" and self._replanner.due(report.step):
-            window = [record for batch in self._records for record in batch]
-            # A window of several batches is planned for as one batch: the same mix, the size of a batch.
-            window = window[:: len(self._records)]
-            candidate = self.planner.plan(window, self.plan)
-            outlook = Outlook(
-                max(self.planner.evaluate(self.plan, window)), max(self.planner.evaluate(candidate, window))
-            )
-            decision = self._replanner.consider(report.step, candidate, outlook)
+            decision = self._replanner.consider(report.step, *self._propose(self._window(), self.plan))
         return report if decision.action == "keep" else self._apply(report, decision.plan, decision.action)
+
+    def _window(self) -> list[Trace]:
+        """Recent groups, as many as a batch has: the mix of the window, the size of a batch."""
+        groups: dict[str, list[Trace]] = {}
+        for batch in self._recent:
+            for trace in batch:
+                groups.setdefault(trace.group, []).append(trace)
+        return [trace for members in list(groups.values())[:: len(self._recent)] for trace in members]
+
+    def _predicted(self, window: Sequence[Trace], current: Plan) -> tuple[Plan, Outlook]:
+        """The planner's best plan for the window, both priced by the closed form."""
+        records = [trace.record() for trace in window]
+        candidate = self.planner.plan(records, current)
+        evaluate = self.planner.evaluate
+        return candidate, Outlook(max(evaluate(current, records)), max(evaluate(candidate, records)))
 
     def _apply(self, report: StepReport, plan: Plan, how: Literal["apply", "roll_back"]) -> StepReport:
         if plan.strategy == self.plan.strategy and plan.layout.degrees == self.plan.layout.degrees:

@@ -82,8 +82,12 @@ class PartitionSolver:
     def mix(self, counts: tuple[int, ...]) -> tuple[float, NDArray[np.int32]]:
         """Longest work first, each to the instance that then ends first; ``counts``: instances a level. The makespan
         (infinite if a request fits none) and the instance of each request, numbered level by level."""
-        seconds, where = self._native.mix(list(counts))
+        seconds, where = self._native.mix(list(counts), True)
         return seconds, np.asarray(where, np.int32)
+
+    def mix_seconds(self, counts: tuple[int, ...]) -> float:
+        """The makespan of `mix` alone."""
+        return self._native.mix(list(counts), False)[0]
 
     def __len__(self) -> int:
         return len(self._native)

@@ -27,25 +27,6 @@ using Vector = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::
 using Matrix = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Piece = std::tuple<int, std::size_t, std::size_t>;  // level, first request, past the last
 
-// Min-heap of (seconds, instance) whose least entry is only ever raised.
-struct Heap {
-  std::vector<std::pair<double, int>> entries;
-  void raise_top(double seconds) {
-    const std::pair<double, int> moved{seconds, entries.front().second};
-    std::size_t hole = 0;
-    const std::size_t n = entries.size();
-    while (true) {
-      std::size_t child = 2 * hole + 1;
-      if (child >= n) break;
-      if (child + 1 < n && entries[child + 1] < entries[child]) ++child;
-      if (!(entries[child] < moved)) break;
-      entries[hole] = entries[child];
-      hole = child;
-    }
-    entries[hole] = moved;
-  }
-};
-
 std::vector<double> prefix(const double* v, std::size_t n) {
   std::vector<double> p(n + 1, 0.0);
   for (std::size_t i = 0; i < n; ++i) p[i + 1] = p[i] + v[i];
@@ -130,15 +111,15 @@ class Partition {
   }
 
   // Longest work first, each to the instance that then ends first. counts: instances of each level.
-  // Returns the makespan and, a request, the instance (numbered level by level).
-  std::tuple<double, std::vector<int>> mix(std::vector<int> counts) const {
+  // Returns the makespan and, if asked, the instance of each request (numbered level by level).
+  std::tuple<double, std::vector<int>> mix(std::vector<int> counts, bool with_instances) const {
     nb::gil_scoped_release release;
     struct Load {
       Sums sums{};
       double seconds = 0.0;
     };
     std::vector<std::vector<Load>> loads;
-    std::vector<Heap> heaps(levels_.size());
+    std::vector<libra::RaisedHeap> heaps(levels_.size());
     std::vector<int> offset;
     int total = 0;
     for (std::size_t l = 0; l < levels_.size(); ++l) {
@@ -148,7 +129,7 @@ class Partition {
       for (int i = 0; i < count; ++i) heaps[l].entries.push_back({0.0, i});
       total += count;
     }
-    std::vector<int> where(n_, -1);
+    std::vector<int> where(with_instances ? n_ : 0, -1);
     double makespan = 0.0;
     for (std::size_t r : order_) {
       double best_seconds = kInfinity;
@@ -167,11 +148,11 @@ class Partition {
         if (seconds < best_seconds) best_seconds = seconds, best_level = static_cast<int>(l), best_sums = sums;
       }
       if (best_level < 0) return {kInfinity, {}};
-      Heap& heap = heaps[best_level];
+      libra::RaisedHeap& heap = heaps[best_level];
       const int instance = heap.entries.front().second;
       heap.raise_top(best_seconds);
       loads[best_level][instance] = {best_sums, best_seconds};
-      where[r] = offset[best_level] + instance;
+      if (with_instances) where[r] = offset[best_level] + instance;
       makespan = std::max(makespan, best_seconds);
     }
     return {makespan, where};
@@ -310,6 +291,6 @@ void bind_partition(nb::module_& m) {
       .def("cost", &Partition::cost, nb::arg("level"), nb::arg("first"), nb::arg("last"))
       .def("probe", &Partition::probe, nb::arg("seconds"), nb::arg("budget"))
       .def("solve", &Partition::solve, nb::arg("budget"))
-      .def("mix", &Partition::mix, nb::arg("counts"))
+      .def("mix", &Partition::mix, nb::arg("counts"), nb::arg("with_instances"))
       .def("__len__", &Partition::size);
 }

@@ -4,7 +4,6 @@
 // A micro-batch with T tokens and Q = sum of squared lengths costs constant + linear * T + quadratic * Q on a stage.
 // All stages but the last are alike; the last one also computes logits.
 #include <map>
-#include <queue>
 #include <tuple>
 
 #include <nanobind/nanobind.h>
@@ -156,14 +155,13 @@ class TrainBatch {
     if (found != cache_.end()) return found->second;
     if (cache_.size() >= 64) cache_.clear();
     std::vector<std::vector<double>> out(ranks);
-    using Entry = std::pair<double, int>;
-    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> heap;
-    for (int r = 0; r < ranks; ++r) heap.push({0.0, r});
+    libra::RaisedHeap heap;
+    for (int r = 0; r < ranks; ++r) heap.entries.push_back({0.0, r});
+    for (auto& rank : out) rank.reserve(2 * lengths_.size() / ranks + 1);
     for (std::size_t i = 0; i < lengths_.size(); ++i) {
-      const auto [load, rank] = heap.top();
-      heap.pop();
+      const auto [load, rank] = heap.entries.front();
       out[rank].push_back(lengths_[i]);
-      heap.push({load + weight_[i], rank});
+      heap.raise_top(load + weight_[i]);
     }
     return cache_.emplace(ranks, std::move(out)).first->second;
   }

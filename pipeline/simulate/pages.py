@@ -86,7 +86,7 @@ def paper_page(figures: Sequence[Figure]) -> str:
     )
     ladder = [(f.name, f.simulated, f.spread) for f in figures if f.group == "ablation" and f.simulated is not None]
     body = (
-        "<h1>Published figures beside simulated ones</h1><p><b>derived</b>: follows from the cost model without fitting. "
+        "<h1>Published figures beside simulated ones</h1><p><b>derived</b>: follows from the cost model unfitted. "
         "<b>tuned</b>: a free parameter was set to meet it. <b>not reproduced</b>: and why.</p>"
         "<table><tr><th>figure<th class=n>published<th class=n>simulated<th>status<th>remark</tr>"
         f"{rows}</table><h2>Ablation, simulated</h2>{_bars(ladder, 'tokens/s/GPU')}"

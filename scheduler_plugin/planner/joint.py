@@ -118,9 +118,8 @@ class _Crossing:
                 counts = _counts(rollout, level, partition.rollout_gpus)
                 if counts is not None:
                     priced.append((rollout.mixed_seconds(counts), level))
-            layout = rollout.partition(partition.rollout_gpus)
             families = [min(priced)[1]] if priced and min(priced)[0] < INFINITY else families
-            families += [rollout.counts_of(layout)] if layout else []
+            families += self._promising(partition)
         mixing: Split | None = None
         homogeneous: Split | None = None
         for family in families:
@@ -131,6 +130,18 @@ class _Crossing:
                 homogeneous = found if homogeneous is None else min(homogeneous, found, key=lambda s: s.seconds)
             mixing = found if mixing is None else min(mixing, found, key=lambda s: s.seconds)
         return mixing, homogeneous
+
+    def _promising(self, partition: Split) -> list[Counts]:
+        """The partition's own degrees, if mixing over them can beat it: with as many devices as training leaves when it
+        is faster than the partition, mixing must be so too."""
+        rollout = self.rollout
+        layout = rollout.partition(partition.rollout_gpus)
+        trained = self.tree.fewest(partition.seconds * (1 - TOLERANCE), self.budget - 1)
+        if layout is None or trained is None:
+            return []
+        counts = rollout.counts_of(layout)
+        most = _counts(rollout, counts, self.budget - trained[0].gpus)
+        return [counts] if most is not None and rollout.mixed_seconds(most) < partition.seconds else []
 
     def _family(self, family: Counts | int | None, partition: Split | None) -> Split | None:
         best: Split | None = None

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
 from libra.native.partition import PartitionSolver, Solution
 from libra.resources.cost_model import Requests, RolloutCosts, partition_solver
 from libra.resources.types import BucketPlan, InstancePlan, RolloutLayout
@@ -26,7 +24,7 @@ class RolloutSide:
 
     requests: Requests
     costs: RolloutCosts
-    _mixed: dict[Counts, tuple[float, np.ndarray]] = field(default_factory=dict, repr=False)
+    _mixed: dict[Counts, float] = field(default_factory=dict, repr=False)
     _solved: dict[int, Solution] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -80,8 +78,8 @@ class RolloutSide:
     def mixed_seconds(self, counts: Counts) -> float:
         """Makespan of greedy mixing over ``counts``; infinite when a request fits no instance."""
         if counts not in self._mixed:
-            self._mixed[counts] = self.solver.mix(counts)
-        return self._mixed[counts][0]
+            self._mixed[counts] = self.solver.mix_seconds(counts)
+        return self._mixed[counts]
 
     def best_counts(self, candidates: Iterable[Counts]) -> tuple[Counts, float] | None:
         """The candidate whose mixing ends first."""
@@ -94,7 +92,7 @@ class RolloutSide:
 
     def mixed(self, counts: Counts) -> RolloutLayout:
         """The layout of greedy mixing over ``counts``: one unbounded bucket, routed least-loaded."""
-        seconds, where = self._mixed.get(counts) or self.solver.mix(counts)
+        seconds, where = self.solver.mix(counts)
         kind: LayoutKind = "homogeneous" if sum(c > 0 for c in counts) == 1 else "mixing"
         context = self.requests.context
         instances, number = [], 0

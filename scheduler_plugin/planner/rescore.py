@@ -27,7 +27,7 @@ from libra.scheduler_plugin.planner.routing import PlanRouting
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.simulation.loop import LoopConfig, RunLoop
-from libra.scheduler_plugin.simulation.rollout import Moves
+from libra.scheduler_plugin.simulation.states import Moves
 from libra.scheduler_plugin.simulation.traces import Trace, Turn, prompt_of
 
 MOST = 100

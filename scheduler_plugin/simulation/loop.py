@@ -22,7 +22,8 @@ from libra.scheduler_plugin.planner.planner import Planner
 from libra.scheduler_plugin.planner.replan import Outlook, Replanner
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.simulation.engine import Engine
-from libra.scheduler_plugin.simulation.rollout import Ended, Moves, RolloutSimulation
+from libra.scheduler_plugin.simulation.rollout import RolloutSimulation
+from libra.scheduler_plugin.simulation.states import Ended, Moves
 from libra.scheduler_plugin.simulation.traces import Trace
 
 Group = list[Trace]

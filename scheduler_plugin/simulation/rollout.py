@@ -2,96 +2,27 @@
 
     submit ─> place ─> (move or load) ─> engine ─> segment ends ─> tool ─> place ─> … ─> ended
 
-The policy is the object that the plugin drives: it is asked for every segment and told of every end. Invariants: what is
-submitted ends exactly once; events of a time are handled in the order in which they were made; a cancelled or restarted
-life's events are void.
+The policy is the object that the plugin drives: it is asked for every segment and told of every end. Invariants: what
+is submitted ends exactly once; events of a time are handled in the order in which they were made; a cancelled or
+restarted life's events are void.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from libra.resources.types import Bucket, RolloutInstance, ToolState
-from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, PlacementRequest
+from libra.resources.types import Bucket, RolloutInstance
+from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
 from libra.scheduler_plugin.simulation.engine import Engine
 from libra.scheduler_plugin.simulation.engine import Sequence as Job
+from libra.scheduler_plugin.simulation.states import Ended, Life, Moves, Totals
 from libra.scheduler_plugin.simulation.traces import Trace
 
 _ENGINE, _RETURN, _ARRIVE, _READY, _ALARM = range(5)
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """What KV costs between and after turns. ``kv_bytes``: of one token; ``host``, ``network``: bytes/s through host
-    memory and between nodes. ``offload``: KV of waiting trajectories is kept in host memory; without, an engine whose
-    KV is above ``pressure`` has dropped it."""
-
-    kv_bytes: float
-    host: float
-    network: float
-    offload: bool = True
-    pressure: float = 0.85
-
-    def seconds(self, tokens: float, same_node: bool) -> float:
-        """To bring ``tokens`` of KV to another instance."""
-        size = tokens * self.kv_bytes
-        return size / self.host + (0.0 if same_node else size / self.network)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A trajectory's end. ``version``: weights when it began; ``began``, ``time``: virtual seconds."""
-
-    trace: Trace
-    how: Literal["finished", "failed", "cancelled"]
-    version: int
-    began: float
-    time: float
-    queued: float
-    retries: int
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since the start. Tokens: ``context`` of finished trajectories, ``moved`` at changes of instance,
-    ``reprefilled`` because KV was gone. ``decisions`` at tool returns, ``right`` those bound to the bucket of the final
-    context."""
-
-    events: int = 0
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    context: float = 0.0
-    generated: float = 0.0
-    moved: float = 0.0
-    reprefilled: float = 0.0
-    moves: int = 0
-    decisions: int = 0
-    right: int = 0
-
-
-@dataclass(slots=True)
-class _Life:
-    """A trajectory in flight."""
-
-    trace: Trace
-    job: Job
-    version: int
-    began: float
-    turn: int = 0
-    context: float = 0.0
-    history: list[ToolState] = field(default_factory=list)
-    at: Engine | None = None
-    bucket: int = 0
-    charged: float = 0.0
-    retries: int = 0
-    epoch: int = 0
-    running: bool = False
 
 
 class RolloutSimulation:
@@ -121,7 +52,7 @@ class RolloutSimulation:
         self._random = np.random.default_rng(seed)
         self._events: list[tuple[float, int, int, object, int]] = []
         self._count = self._submitted = 0
-        self._lives: dict[int, _Life] = {}
+        self._lives: dict[int, Life] = {}
         self._by_name: dict[str, int] = {}
         self._positions: dict[str, int] = {}
         self._stale: list[Engine] = []
@@ -138,7 +69,7 @@ class RolloutSimulation:
         """Begin a trajectory now."""
         index = self._submitted
         self._submitted += 1
-        life = _Life(trace, Job(index), self.version, self.now, context=float(trace.prompt_tokens))
+        life = Life(trace, Job(index), self.version, self.now, context=float(trace.prompt_tokens))
         self._lives[index] = life
         self._by_name[trace.name] = index
         self._place(index, life)
@@ -243,7 +174,7 @@ class RolloutSimulation:
         self._schedule(engine)
         return last
 
-    def _segment_end(self, index: int, life: _Life) -> Ended | None:
+    def _segment_end(self, index: int, life: Life) -> Ended | None:
         turn = life.trace.turns[life.turn]
         life.running = False
         life.context = life.job.context
@@ -255,7 +186,7 @@ class RolloutSimulation:
         self._push(self.now + turn.seconds, _RETURN, index, life.epoch)
         return None
 
-    def _tool_return(self, index: int, life: _Life) -> Ended | None:
+    def _tool_return(self, index: int, life: Life) -> Ended | None:
         turn = life.trace.turns[life.turn]
         assert turn.state is not None
         if self.failure and self._random.random() < self.failure:
@@ -274,7 +205,7 @@ class RolloutSimulation:
         self._place(index, life)
         return None
 
-    def _place(self, index: int, life: _Life, resumed: bool = False) -> None:
+    def _place(self, index: int, life: Life, resumed: bool = False) -> None:
         """Ask the policy and send the segment on its way."""
         job, source = life.job, life.at
         if resumed:
@@ -283,7 +214,7 @@ class RolloutSimulation:
         request = PlacementRequest(
             life.trace.name, int(life.context), life.history, source.address if alive and source else None
         )
-        engine = self._choose(self.policy.place(request, self._instances(), self.buckets))
+        engine = self._choose(self.policy.place(request, self._instances(), self.buckets), source if alive else None)
         if life.history and not resumed:
             self.totals.decisions += 1
             right = self._bucket_of(life.trace.final)
@@ -305,7 +236,7 @@ class RolloutSimulation:
         else:
             self._arrive(life)
 
-    def _bring(self, life: _Life, job: Job, source: Engine | None, engine: Engine) -> float:
+    def _bring(self, life: Life, job: Job, source: Engine | None, engine: Engine) -> float:
         """Seconds until the KV is there; sets what must be prefilled."""
         if source is None:
             # Members of a group share their prompt: the first on an engine prefills it for all.
@@ -329,7 +260,7 @@ class RolloutSimulation:
         self.totals.reprefilled += had
         return 0.0
 
-    def _arrive(self, life: _Life) -> None:
+    def _arrive(self, life: Life) -> None:
         engine = life.at
         assert engine is not None
         if engine.retired:
@@ -340,11 +271,14 @@ class RolloutSimulation:
         if engine.add(life.job, self.now):
             self._schedule(engine)
 
-    def _choose(self, placement: object) -> Engine:
-        address = placement.address  # type: ignore[attr-defined]
-        if address is not None:
-            return self.engines[address]
-        tp = int(placement.tag.rpartition("tp")[2])  # type: ignore[attr-defined]
+    def _choose(self, placement: Placement, current: Engine | None) -> Engine:
+        """The instance named; for a tag alone the one that has the KV, else the least loaded, as the routing table
+        does. (Where no instance of the tag is left, during a change of plans, any.)"""
+        if placement.address is not None:
+            return self.engines[placement.address]
+        tp = int(placement.tag.rpartition("tp")[2])
+        if current is not None and current.cost.tp == tp:
+            return current
         able = [engine for engine in self.engines.values() if engine.cost.tp == tp] or list(self.engines.values())
         return min(able, key=lambda engine: (engine.load_tokens, engine.name))
 
@@ -368,7 +302,7 @@ class RolloutSimulation:
         self._stale.clear()
         return shown
 
-    def _discharge(self, life: _Life) -> None:
+    def _discharge(self, life: Life) -> None:
         engine = life.at
         if engine is not None and life.charged:
             engine.load_sequences -= 1
@@ -376,7 +310,7 @@ class RolloutSimulation:
             life.charged = 0.0
             self._stale.append(engine)
 
-    def _end(self, index: int, life: _Life, how: Literal["finished", "failed", "cancelled"]) -> Ended:
+    def _end(self, index: int, life: Life, how: Literal["finished", "failed", "cancelled"]) -> Ended:
         self._discharge(life)
         del self._lives[index]
         del self._by_name[life.trace.name]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from libra.resources.types import RequestRecord, ToolState
+import numpy as np
+
+from libra.resources.types import RequestRecord, ToolState, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Tokens ``generated``, then a tool call of ``seconds`` that returns ``payload`` tokens and ``state``; the last turn
-    has no tool (``state`` None)."""
+    """Tokens ``generated``, then a tool call of ``seconds`` that returns ``payload`` tokens and ``state``; the last
+    turn has no tool (``state`` None)."""
 
     generated: int
     state: ToolState | None = None
@@ -42,6 +44,19 @@ class Trace:
         """Its record, as telemetry would have it with the KV kept between turns."""
         turns = ((turn.generated, turn.payload, turn.seconds) for turn in self.turns)
         return RequestRecord.from_turns(self.name, self.prompt_tokens, turns, self.domain)
+
+
+def trace_of(trajectory: Trajectory, domain: str = "default") -> Trace:
+    """What a recorded trajectory did, for replay. Runs of sampled tokens are turns; a tool return follows each but the
+    last (a turn that was cut in two by a drain has no return in between and counts as one)."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], trajectory.mask, [0]])))
+    sampled = [int(end - start) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    turns = []
+    for index, generated in enumerate(sampled):
+        tool = trajectory.tools[index] if index < min(len(trajectory.tools), len(sampled) - 1) else None
+        turns.append(Turn(generated, tool.state, len(tool.payload), tool.seconds) if tool else Turn(generated))
+    name = f"p{trajectory.prompt}e{trajectory.epoch}m{trajectory.id.member}"
+    return Trace(name, trajectory.prompt_tokens, tuple(turns), domain)
 
 
 def prompt_of(name: str) -> str:

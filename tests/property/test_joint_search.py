@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from workloads import records
 
 from libra.resources.cost_model import Requests, RolloutCosts, TrainingCosts
 from libra.resources.specs import load_hardware, load_model
 from libra.scheduler_plugin.planner import TrainTree, limits_of
 from libra.scheduler_plugin.planner.joint import INFINITY, search
 from libra.scheduler_plugin.planner.layouts import RolloutSide
-from tests.workloads import records
 
 HARDWARE = {name: load_hardware(name) for name in ("a800_80g", "h20", "h100")}
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from workloads import records
 
 from libra.native.partition import Piece
 from libra.resources.cost_model import Requests, RolloutCosts, partition_solver
 from libra.resources.cost_model.rollout import request_columns, set_seconds
 from libra.resources.specs import load_hardware, load_model
-from tests.workloads import records
 
 COSTS = RolloutCosts.from_specs(load_model("Qwen3-14B"), load_hardware("a800_80g"), slots=64)
 REQUESTS = Requests.from_records(records(400, seed=3))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from workloads import records
 
 from libra.resources.calibration import (
     Correction,
@@ -32,7 +33,6 @@ from libra.resources.specs.files import shipped
 from libra.resources.types import TrainStrategy
 from libra.scheduler_plugin.planner import Planner
 from libra.scheduler_plugin.planner.planner import Profiles
-from tests.workloads import records
 
 A800, QWEN = load_hardware("a800_80g"), load_model("Qwen3-0.6B")
 

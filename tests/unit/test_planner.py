@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from workloads import records
 
 from libra.resources.errors import ConfigError
 from libra.resources.inventory import from_cluster, uniform
 from libra.resources.specs import ClusterSpec, DeviceGroup, load_hardware, load_model
 from libra.resources.types import Plan, RequestRecord
 from libra.scheduler_plugin.planner import Planner, PlannerConfig
-from tests.workloads import records
 
 A800 = load_hardware("a800_80g")
 WORKLOAD = records(300, seed=5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from libra.pipeline.simulate.scenario import Scenario
@@ -13,8 +14,9 @@ from libra.pipeline.simulate.workload import Workload, WorkloadConfig
 from libra.resources.cost_model import Requests, RolloutCosts, StepCost
 from libra.resources.cost_model.rollout import QueueModel, set_seconds
 from libra.resources.specs import load_hardware, load_model
-from libra.resources.types import Bucket
+from libra.resources.types import Bucket, ToolReturn, ToolState, Trajectory, TrajectoryId
 from libra.scheduler_plugin.planner.replan import ReplanConfig, Replanner
+from libra.scheduler_plugin.planner.rescore import best_simulated, grouped
 from libra.scheduler_plugin.policy.context_bounds import ContextBounds
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.simulation import (
@@ -28,6 +30,7 @@ from libra.scheduler_plugin.simulation import (
     Turn,
 )
 from libra.scheduler_plugin.simulation.engine import Sequence
+from libra.scheduler_plugin.simulation.traces import trace_of
 
 STEP = StepCost(1, 0.02, 1e-4, 1e-6, 0.0, 0.0, 0.0, capacity=1e9, slots=64)
 MOVES = Moves(1.0, 1e9, 1e9)
@@ -229,3 +232,31 @@ def test_steady_work_is_not_replanned() -> None:
         moves_of(planner, True), Replanner(ReplanConfig(), plan),
     )  # fmt: skip
     assert loop.run().changes <= 1
+
+
+def test_a_recorded_trajectory_is_replayed_as_it_was() -> None:
+    state = ToolState("lookup", 0, "ok")
+    mask = np.array([0] * 5 + [1] * 4 + [0] * 3 + [1] * 2, np.int8)
+    returned = ToolReturn(0, {}, np.zeros(3, np.int32), state, 1.5, "")
+    zeros = np.zeros(14, np.int32)
+    trajectory = Trajectory(
+        TrajectoryId("train", 7, 2), 3, 1, {}, 5, zeros, mask, zeros.astype(np.float32), zeros, (returned,), 2,
+        "answer", 1.0,
+    )  # fmt: skip
+    trace = trace_of(trajectory)
+    assert trace == Trace("p3e1m2", 5, (Turn(4, state, 3, 1.5), Turn(2)))
+    assert trace.final == 14
+
+
+def test_plans_are_rescored_by_simulation_within_a_time_limit() -> None:
+    s = scenario()
+    planner = planner_of(s)
+    traces = Workload(s.workload, 0, 1, s.groups, s.members).batch(0)
+    plans = planner.candidates([t.record() for t in traces], 20)
+    assert len({(p.strategy.gpus, p.layout.kind, p.layout.degrees) for p in plans}) == len(plans)
+    assert [p.seconds for p in plans] == sorted(p.seconds for p in plans)
+    ticks = iter(range(1000))
+    found = best_simulated(planner, plans, grouped(traces), seconds=3.0, clock=lambda: float(next(ticks)))
+    assert found.count == 4  # the clock ticks a second a look; the fifth look is past the limit
+    assert found.seconds <= found.predicted
+    assert best_simulated(planner, plans, grouped(traces), seconds=0.0).count == 1

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from workloads import records
 
 from libra.resources.cost_model import TrainingCosts
 from libra.resources.specs import load_hardware, load_model
 from libra.scheduler_plugin.planner import Limits, TrainTree, limits_of
-from tests.workloads import records
 
 A800 = load_hardware("a800_80g")
 LENGTHS = np.array([float(r.context) for r in records(200, seed=2)])

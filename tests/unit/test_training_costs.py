@@ -6,13 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from workloads import records
 
 from libra.resources.cost_model import TrainingCosts
 from libra.resources.cost_model.memory import RankMemory, rank_memory
 from libra.resources.cost_model.strategies import Strategies
 from libra.resources.specs import load_hardware, load_model
 from libra.resources.types import TrainStrategy
-from tests.workloads import records
 
 A800 = load_hardware("a800_80g")
 LENGTHS = np.array([float(r.context) for r in records(300, seed=1)])

@@ -1,7 +1,7 @@
 """Replaying traces through a bucket policy in virtual time: who is right, what moves, and how long it takes.
 
-An instance decodes all it runs in steps of ``a + b·B + c·S`` seconds (B sequences, S resident tokens), so it slows down as
-it fills; a prefill stops it for its time; what does not fit waits. A move delays its trajectory by the time of the
+An instance decodes all it runs in steps of ``a + b·B + c·S`` seconds (B sequences, S resident tokens), so it slows down
+as it fills; a prefill stops it for its time; what does not fit waits. A move delays its trajectory by the time of the
 transfer, or costs a prefill of the whole context. A helper of tests and benchmarks, not a model to plan with: no
 preemption, KV of trajectories in a tool call is in host memory, arrival order is service order.
 """
@@ -48,9 +48,10 @@ class Cluster:
 
 @dataclass
 class Outcome:
-    """Of one replay. ``makespan`` in seconds; ``moved``: tokens of context at every change of instance; ``tokens``: final
-    contexts summed up; ``decisions`` at tool returns, ``right`` those that bound to the bucket of the final context;
-    ``trajectories`` with a tool return, ``faultless`` those whose every decision was right; ``moves``: bucket changes."""
+    """Of one replay. ``makespan`` in seconds; ``moved``: tokens of context at every change of instance; ``tokens``:
+    final contexts summed up; ``decisions`` at tool returns, ``right`` those that bound to the bucket of the final
+    context; ``trajectories`` with a tool return, ``faultless`` those whose every decision was right; ``moves``: bucket
+    changes."""
 
     makespan: float = 0.0
     tokens: int = 0

@@ -1,15 +1,17 @@
 """Traces: what trajectories did, without what they said. Synthetic ones, and those of finished trajectories.
 
-The synthetic workload is a Markov chain over tool states with hidden kinds of work. A kind has a typical final length, a
-number of turns and a chain of tool states; a trajectory may turn into another kind on the way (which its next returns
+The synthetic workload is a Markov chain over tool states with hidden kinds of work. A kind has a typical final length,
+a number of turns and a chain of tool states; a trajectory may turn into another kind on the way (which its next returns
 show), and a state may be misreported. Prompts lean to kinds, persistently. The policy's drift is an exponential tilt of
 the kinds' weights towards long ones.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -110,8 +112,8 @@ _STATES = (VIEW, EDIT, BASH, FAIL, SLOW, PASS)
 
 @dataclass(frozen=True)
 class Workload:
-    """``switch``: probability a turn that the kind changes; ``misreport``: that a state is another; ``spread``: sigma of
-    the logarithm of a kind's length; ``lean``: how much prompts differ; ``limit``: longest context."""
+    """``switch``: probability a turn that the kind changes; ``misreport``: that a state is another; ``spread``: sigma
+    of the logarithm of a kind's length; ``lean``: how much prompts differ; ``limit``: longest context."""
 
     seed: int
     prompts: int = 128
@@ -187,3 +189,48 @@ def drifting(
 def quantile_bounds(traces: Sequence[Trace], shares: Sequence[float]) -> list[int]:
     """Final contexts below which the given shares of ``traces`` end."""
     return [int(value) for value in np.quantile([trace.final for trace in traces], shares)]
+
+
+RECORDED = Path(__file__).with_name("data") / "hop_traces.json"
+"""Recorded trajectories of `hop` (`record_traces` makes it)."""
+
+
+def write(path: Path, traces: Sequence[Trace]) -> None:
+    """One trace a line: name, prompt tokens, and a turn's tokens, tool state, payload and seconds."""
+    lines = []
+    for trace in traces:
+        turns = [
+            [t.generated] if t.state is None else [t.generated, *astuple(t.state), t.payload, t.seconds]
+            for t in trace.turns
+        ]
+        lines.append(json.dumps([trace.name, trace.prompt_tokens, turns], separators=(",", ":")))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def read(path: Path = RECORDED) -> list[Trace]:
+    """What `write` wrote."""
+    return [
+        Trace(name, tokens, tuple(Turn(t[0], ToolState(*t[1:4]), *t[4:]) if t[1:] else Turn(t[0]) for t in turns))
+        for name, tokens, turns in json.loads(path.read_text())
+    ]
+
+
+def scaled(traces: Sequence[Trace], factor: int) -> list[Trace]:
+    """``traces`` with ``factor`` times the tokens: recordings of small models in the sizes of large ones."""
+    return [
+        Trace(
+            t.name,
+            t.prompt_tokens * factor,
+            tuple(Turn(u.generated * factor, u.state, u.payload * factor, u.seconds) for u in t.turns),
+        )
+        for t in traces
+    ]
+
+
+def epochs(traces: Sequence[Trace], members: int) -> list[list[Trace]]:
+    """Recorded ``traces`` as steps that see every prompt anew, ``members`` of its trajectories at a time."""
+    steps: dict[int, list[Trace]] = {}
+    for trace in traces:
+        steps.setdefault(int(trace.name.rpartition("m")[2]) // members, []).append(trace)
+    return [steps[number] for number in sorted(steps)]

@@ -3,15 +3,16 @@
 A move to another instance of the same node loads the staged KV from host memory; to another node it takes the cheaper
 of fetching the shards over the network (then loading them) and prefilling again. Decoding follows
 ``t_step = a + b·B + c·S`` (B running sequences, S resident tokens: weights, per-sequence work and KV reads of a
-memory-bound step). A sequence costs its own steps and what it adds to everybody else's there.
+memory-bound step), so an instance needs about ``a·max steps + Σ (a/slots + b + c·context) + prefill`` for all
+it has.
 
-Invariants: estimates depend on what was configured and told alone; an instance's cost never falls with its load; rates
+Invariants: estimates depend on what was configured and told alone; they never fall with the number of tokens; rates
 follow what was measured, recent measurements weighing more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -92,11 +93,24 @@ class CostModel:
         self.host_bandwidth = float(config.host_bandwidth)
         self.network_bandwidth = float(config.network_bandwidth)
         self.prefill_rate = dict(config.prefill_rate)
+        self._nodes = dict(config.nodes)
+        self._work: dict[int, tuple[float, float]] = {}
+        self._slots: dict[int, int] = {}
+
+    def see(self, instances: Sequence[RolloutInstance]) -> None:
+        """Note how many sequences the instances of a TP degree admit."""
+        slots = self._slots
+        for instance in instances:
+            if slots.get(instance.tp) != instance.slots:
+                slots[instance.tp] = instance.slots
+                self._work.clear()
 
     def node(self, address: str) -> str:
         """The node an instance is on."""
-        label = self.config.nodes.get(address)
-        return label if label is not None else address.rpartition("://")[2].rpartition(":")[0]
+        found = self._nodes.get(address)
+        if found is None:
+            found = self._nodes[address] = address.rpartition("://")[2].rpartition(":")[0]
+        return found
 
     def move(self, tokens: int, source: str | None, target: RolloutInstance) -> MoveEstimate:
         """What it takes until ``target`` holds ``tokens`` of KV that are at ``source`` (an address; None: nowhere)."""
@@ -128,18 +142,31 @@ class CostModel:
         elif outcome.way == "prefill":
             rate = _of_degree(self.prefill_rate, outcome.tp)
             self.prefill_rate[outcome.tp] = self._follow(rate, outcome.tokens, outcome.seconds)
+            self._work.clear()
 
-    def decode_seconds(self, at: RolloutInstance, context: int, grows: float, present: bool) -> float:
-        """Seconds that a sequence of ``context`` tokens that grows by ``grows`` costs on ``at``: its own steps, and the
-        delay it causes to the others there. ``present``: the instance's load counts it already."""
-        a, b, c = _of_degree(self.config.decode, at.tp)
-        others = at.sequences - 1 if present else at.sequences
-        resident = max(0, at.tokens - context) if present else at.tokens
-        steps = grows * self.config.generated_share
-        size = context + grows / 2
-        waits = max(1.0, (others + 1) / at.slots) if at.slots > 0 else 1.0
-        own = (a + b * (others + 1) + c * (resident + size)) * waits
-        return steps * (own + others * (b + c * size))
+    def work_seconds(self, tp: int, start: float, end: float) -> float:
+        """Seconds that a full instance of degree ``tp`` spends on a sequence's growth from ``start`` to ``end`` tokens:
+        its share of the decode steps (their fixed time is shared by as many as have a slot) and the prefill of its
+        tools' payloads."""
+        linear, quadratic = self.work_rates(tp)
+        return linear * (end - start) + quadratic * (end * end - start * start)
+
+    def work_rates(self, tp: int) -> tuple[float, float]:
+        """What `work_seconds` takes a token, and a token² (its squares' difference)."""
+        found = self._work.get(tp)
+        if found is None:
+            a, b, c = _of_degree(self.config.decode, tp)
+            share = self.config.generated_share
+            linear = share * (a / max(1, self._slots.get(tp, 1)) + b) + (1.0 - share) / _of_degree(
+                self.prefill_rate, tp
+            )
+            found = self._work[tp] = linear, share * c / 2
+        return found
+
+    def step_seconds(self, tp: int, grows: float) -> float:
+        """Seconds that growing by ``grows`` tokens takes on an idle instance, before the context is read: what no other
+        sequence shares with it."""
+        return _of_degree(self.config.decode, tp)[0] * grows * self.config.generated_share
 
     def holds(self, tp: int, tokens: float) -> bool:
         """Whether an instance of degree ``tp`` has room for a sequence of ``tokens``."""

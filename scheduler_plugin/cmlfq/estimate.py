@@ -17,20 +17,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from libra.resources.types import ToolState
-from libra.scheduler_plugin.cmlfq.sketch import LENGTHS, quantile_at
+from libra.scheduler_plugin.cmlfq.sketch import LENGTHS, quantiles_at
 from libra.scheduler_plugin.cmlfq.tree import Node, PrefixTree
+
+_POINTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 Source = Literal["own", "global", "both"]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """``mean`` and ``p90`` of the final context in tokens; ``evidence`` in trajectories of this instant; ``depth`` in
-    tool returns: that of the node that spoke; ``source``: whose path it was on."""
+    """``mean`` and ``p90`` of the final context in tokens, and ``points``: as many equally likely ones, ascending.
+    ``evidence`` in trajectories of this instant; ``depth`` in tool returns: that of the node that spoke; ``source``:
+    whose path it was on."""
 
     mean: float
     p90: float
+    points: tuple[float, ...]
     evidence: float
     depth: int
     source: Source
@@ -38,13 +41,14 @@ class Estimate:
 
 @dataclass(slots=True)
 class _Voice:
-    """A node that speaks: the lengths still possible (``bins``, ``weights`` as of its stamp) and its evidence."""
+    """A node that speaks: the lengths still possible (``bins``, ``weights`` of sum ``mass``) and its evidence."""
 
     depth: int
     evidence: float
     mean: float
     bins: bytearray
     weights: array[float]
+    mass: float
 
 
 class Estimator:
@@ -54,15 +58,16 @@ class Estimator:
         """``min_evidence``, ``shrinkage``: in trajectories."""
         self.tree, self.min_evidence, self.shrinkage = tree, min_evidence, shrinkage
 
-    def estimate(self, prompt: str, states: Sequence[ToolState], contexts: Sequence[int | None]) -> Estimate | None:
-        """For a trajectory whose context was ``contexts[i]`` at its i-th return (None: unknown; the last is known).
-        None when no node, own or global, has evidence enough."""
-        tree, context = self.tree, contexts[-1]
+    def estimate(
+        self, own_path: Sequence[Node], global_path: Sequence[Node], contexts: Sequence[int | None]
+    ) -> Estimate | None:
+        """For a trajectory whose tool states lead down the two paths, and whose context was ``contexts[i]`` at its i-th
+        return (None: unknown; the last is known). None when no node has evidence enough."""
+        context = contexts[-1]
         if context is None:
             raise ValueError("the present context is unknown: contexts ends in None")
-        names = tree.names(states[: tree.max_depth])
-        own = self._speaks(tree.path(tree.prompts.get(prompt), names), contexts, context)
-        everywhere = self._speaks(tree.path(tree.everywhere, names), contexts, context)
+        own = self._speaks(own_path, contexts, context)
+        everywhere = self._speaks(global_path, contexts, context)
         if own is None and everywhere is None:
             return None
         if everywhere is None or (own is not None and own.depth > everywhere.depth):
@@ -72,18 +77,18 @@ class Estimator:
             return _told(everywhere, contexts, "global")
         return self._mixture(own, everywhere, contexts)
 
-    def _speaks(self, path: list[Node], contexts: Sequence[int | None], context: int) -> _Voice | None:
+    def _speaks(self, path: Sequence[Node], contexts: Sequence[int | None], context: int) -> _Voice | None:
         now, half_life, last = self.tree.now, self.tree.half_life, len(contexts) - 1
         for depth in range(len(path) - 1, -1, -1):
-            then = contexts[depth]
-            node = path[depth]
-            if then is None or node.weight <= 0.0:
+            node, then = path[depth], contexts[depth]
+            # A weight only loses worth since its stamp, so most of what is too little is seen without reckoning.
+            if then is None or node.weight < self.min_evidence:
                 continue
-            evidence = node.evidence(now, half_life)
+            evidence = node.weight * 2.0 ** ((node.stamp - now) / half_life)
             if evidence < self.min_evidence:
                 continue
             if depth == last:
-                return _Voice(depth, evidence, node.total / node.weight, node.bins, node.weights)
+                return _Voice(depth, evidence, node.total / node.weight, node.bins, node.weights, node.weight)
             voice = _outgrown(node, depth, context - then, evidence)
             if voice is not None and voice.evidence >= self.min_evidence:
                 return voice
@@ -91,15 +96,17 @@ class Estimator:
 
     def _mixture(self, own: _Voice, everywhere: _Voice, contexts: Sequence[int | None]) -> Estimate:
         share = own.evidence / (own.evidence + self.shrinkage)
+        # All prompts include the own one, so theirs is the evidence of both.
         merged: dict[int, float] = {}
         for voice, part in ((own, share), (everywhere, 1.0 - share)):
-            part /= sum(voice.weights)
+            part /= voice.mass
             for b, weight in zip(voice.bins, voice.weights, strict=True):
                 merged[b] = merged.get(b, 0.0) + weight * part
-        bins = sorted(merged)
-        p90 = LENGTHS[bins[quantile_at([merged[b] for b in bins], 0.9)]]
+        bins = bytearray(sorted(merged))
         mean = share * own.mean + (1.0 - share) * everywhere.mean
-        return _final(mean, p90, own.evidence + everywhere.evidence, own.depth, "both", contexts)
+        weights = array("d", (merged[b] for b in bins))
+        voice = _Voice(own.depth, everywhere.evidence, mean, bins, weights, 1.0)
+        return _told(voice, contexts, "both")
 
 
 def _outgrown(node: Node, depth: int, grown: float, evidence: float) -> _Voice | None:
@@ -111,17 +118,12 @@ def _outgrown(node: Node, depth: int, grown: float, evidence: float) -> _Voice |
         return None
     bins = node.bins[at:]
     mean = sum(LENGTHS[b] * weight for b, weight in zip(bins, weights, strict=True)) / left
-    return _Voice(depth, evidence * left / node.weight, mean, bins, weights)
+    return _Voice(depth, evidence * left / node.weight, mean, bins, weights, left)
 
 
 def _told(voice: _Voice, contexts: Sequence[int | None], source: Source) -> Estimate:
-    p90 = LENGTHS[voice.bins[quantile_at(voice.weights, 0.9)]]
-    return _final(voice.mean, p90, voice.evidence, voice.depth, source, contexts)
-
-
-def _final(
-    mean: float, p90: float, evidence: float, depth: int, source: Source, contexts: Sequence[int | None]
-) -> Estimate:
-    then, context = contexts[depth], contexts[-1]
+    then, context = contexts[voice.depth], contexts[-1]
     assert then is not None and context is not None
-    return Estimate(max(context, then + mean), max(context, then + p90), evidence, depth, source)
+    p90, *points = [max(context, then + LENGTHS[voice.bins[at]]) for at in quantiles_at(voice.weights, (0.9, *_POINTS))]
+    mean = max(context, then + voice.mean)
+    return Estimate(mean, p90, tuple(points), voice.evidence, voice.depth, source)

@@ -14,11 +14,12 @@ from typing import Any
 from pydantic import Field
 
 from libra.resources.config import Config
-from libra.resources.types import Bucket, RolloutInstance
+from libra.resources.types import Bucket, RolloutInstance, ToolState
 from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel, MoveOutcome
 from libra.scheduler_plugin.cmlfq.estimate import Estimator
+from libra.scheduler_plugin.cmlfq.outlook import Outlook, Shares
 from libra.scheduler_plugin.cmlfq.router import Decision, Router, RouterConfig, Standing
-from libra.scheduler_plugin.cmlfq.tree import PrefixTree
+from libra.scheduler_plugin.cmlfq.tree import UNSEEN, Node, PrefixTree
 from libra.scheduler_plugin.policy.balance import instance_at, placement
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
 from libra.scheduler_plugin.policy.options import parsed
@@ -30,7 +31,7 @@ class CMlfqConfig(Config):
 
     half_life: float = Field(default=4096.0, gt=0)
     """Finished trajectories after which what was learned counts half."""
-    min_evidence: float = Field(default=4.0, gt=0)
+    min_evidence: float = Field(default=3.0, gt=0)
     """Trajectories, at their present worth, that a node needs to speak."""
     shrinkage: float = Field(default=8.0, ge=0)
     """Trajectories of its own with which a prompt weighs as much as all prompts."""
@@ -50,13 +51,19 @@ class CMlfqConfig(Config):
 
 class _Trail:
     """A live trajectory: ``contexts[i]`` and ``degrees[i]``, its context and the TP degree its KV was at, when the
-    segment after the i-th return was placed; None: not known (nobody asked then) or no KV."""
+    segment after the i-th return was placed; None: not known (nobody asked then) or no KV. ``names``: what the tree
+    calls its states so far; ``own``, ``everywhere``: its paths in the tree, kept because each return only adds to them.
+    ``shares``: what it is still going to cost."""
 
-    __slots__ = ("contexts", "degrees")
+    __slots__ = ("contexts", "degrees", "everywhere", "names", "own", "shares")
 
     def __init__(self) -> None:
         self.contexts: list[int | None] = []
         self.degrees: list[int | None] = []
+        self.names: list[int] = []
+        self.own: list[Node] = []
+        self.everywhere: list[Node] = []
+        self.shares: Shares = ()
 
     def note(self, returns: int, context: int, degree: int | None) -> None:
         """The segment after return number ``returns`` is placed; later notes are of a life before a restart."""
@@ -65,6 +72,16 @@ class _Trail:
             notes.extend([None] * (returns - len(notes)))
         self.contexts.append(context)
         self.degrees.append(degree)
+        del self.names[returns:], self.own[returns + 1 :], self.everywhere[returns + 1 :]
+
+    def follow(self, tree: PrefixTree, prompt: str, history: Sequence[ToolState]) -> None:
+        """Bring names and paths up to ``history``, as deep as the tree goes."""
+        names = self.names
+        while names and names[-1] == UNSEEN:
+            names.pop()
+        names.extend(tree.names(history[len(names) : tree.max_depth]))
+        tree.follow(self.own, tree.prompts.get(prompt), names)
+        tree.follow(self.everywhere, tree.everywhere, names)
 
     def moves(self) -> tuple[int, int]:
         """Changes of the TP degree so far, and the returns since the last one."""
@@ -92,6 +109,7 @@ class CMlfq(BucketPolicy):
         self.costs = CostModel(c.cost)
         self._estimator = Estimator(self.tree, min_evidence=c.min_evidence, shrinkage=c.shrinkage)
         self._router = Router(c.router, self.costs)
+        self._outlook = Outlook(self.costs)
         self._prompt_of = prompt_of
         self._trails: dict[str, _Trail] = {}
 
@@ -105,6 +123,7 @@ class CMlfq(BucketPolicy):
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
     ) -> Decision:
         """`place`, with the reasons. Raises `ValueError` when no bucket holds the context."""
+        self.costs.see(instances)
         current = instance_at(request.current, instances)
         trail = self._trail(request.trajectory)
         returns = len(request.history)
@@ -113,15 +132,33 @@ class CMlfq(BucketPolicy):
         first = returns == 0 and request.current is None
         address = None if current is None else request.current
         at = Standing(request.context, current, address, moves, rested, first)
-        prompt = self._prompt_of(request.trajectory)
-        estimate = None if first else self._estimator.estimate(prompt, request.history, trail.contexts)
-        return self._router.decide(at, estimate, instances, buckets)
+        trail.follow(self.tree, self._prompt_of(request.trajectory), request.history)
+        estimate = self._estimator.estimate(trail.own, trail.everywhere, trail.contexts)
+        self._outlook.replace(trail.shares, ())
+        decision = self._router.decide(at, estimate, instances, buckets, self._outlook.by_degree)
+        trail.shares = self._outlook.shares(decision.bucket, request.context, estimate, buckets)
+        self._outlook.replace((), trail.shares)
+        return decision
 
     def observe(self, finished: FinishedTrajectory) -> None:
         trail = self._trails.pop(finished.trajectory, None)
-        if trail is None or not trail.contexts:
+        if trail is None:
             return
+        self._outlook.replace(trail.shares, ())
         self.tree.learn(self._prompt_of(finished.trajectory), finished.history, trail.contexts, finished.context)
+
+    def metrics(self) -> dict[str, float]:
+        """What the tree holds and takes: counts, and bytes."""
+        tree = self.tree
+        return {
+            "nodes": len(tree),
+            "bytes": tree.nbytes,
+            "evicted": tree.evicted,
+            "learned": tree.now,
+            "prompts": len(tree.prompts),
+            "states": len(tree.symbols),
+            "live": len(self._trails),
+        }
 
     def moved(self, outcome: MoveOutcome) -> None:
         """A move has happened: what later ones are expected to take follows it."""
@@ -131,6 +168,7 @@ class CMlfq(BucketPolicy):
         found = self._trails.get(trajectory)
         if found is None:
             if len(self._trails) >= self.config.max_trails:
-                del self._trails[next(iter(self._trails))]
+                forgotten = self._trails.pop(next(iter(self._trails)))
+                self._outlook.replace(forgotten.shares, ())
             found = self._trails[trajectory] = _Trail()
         return found

@@ -1,8 +1,11 @@
 """The decision at a tool return: stay, or bind the continuation to another bucket.
 
-In order: a context that its bucket no longer holds is *forced* up. Otherwise a move needs mean and P90 of the final
+In order: a context that its bucket no longer holds is *forced* up, to the bucket that is done with it first among those
+from the smallest to the lower one of mean's and P90's. Otherwise a move needs mean and P90 of the final
 context in one bucket, another than the present one (*agreed*); a distance from the bound that grows with the moves the
-trajectory has made (*damped*); room for the KV; and a gain, in decode seconds, above what the move takes (*pays*).
+trajectory has made (*damped*); room for the KV; and to *pay*: with the move's time, the trajectory must be done there
+earlier than here, or not later than ``slack`` allows; a bucket's instances share all the work before them
+(`outlook`).
 
 Invariants: the answer's bucket holds the context; a trajectory makes at most ``max_moves`` moves that are not forced;
 a decision costs O(depth of the tree's path + instances).
@@ -10,7 +13,7 @@ a decision costs O(depth of the tree's path + instances).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,11 +42,15 @@ class RouterConfig(Config):
     """Tool returns after a move during which only a forced move may follow."""
     max_moves: int = Field(default=4, ge=0)
     """Moves of a trajectory that are not forced, at most."""
+    slack: float = Field(default=0.75, ge=0)
+    """How much later, as a fraction, a trajectory may be done in the bucket it belongs in than where it could also run.
+    It will be forced there in the end, so staying defers that bucket's work and does not save it. *Tuned* on synthetic
+    traces: 0 moves twice as much for a longer makespan, 5 overloads the last bucket when the cluster is full."""
     gain: float = Field(default=1.0, ge=0)
-    """A move pays when the decode seconds it saves exceed this many times the seconds it takes."""
+    """A move pays when the seconds it saves exceed this many times the seconds it takes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Standing:
     """A trajectory at a return. ``context`` in tokens; ``current``: the instance that holds its KV, if it is ready;
     ``address``: where the KV is, ready or not; ``moves`` made between buckets; ``rested``: returns since the last one;
@@ -60,7 +67,7 @@ class Standing:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Bucket (by index) and instance (None: none is ready there) with the reason, and what was known: the estimate, how
-    the KV gets there, and the decode seconds saved by the move that was considered (0 when none was)."""
+    the KV gets there, and the seconds that the considered move saves (0 when none was considered)."""
 
     bucket: int
     instance: RolloutInstance | None
@@ -70,7 +77,7 @@ class Decision:
     saves: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Case:
     """What one decision is about."""
 
@@ -78,6 +85,7 @@ class _Case:
     estimate: Estimate | None
     instances: Sequence[RolloutInstance]
     buckets: Sequence[Bucket]
+    before: Mapping[int, float]
 
 
 class Router:
@@ -92,20 +100,23 @@ class Router:
         estimate: Estimate | None,
         instances: Sequence[RolloutInstance],
         buckets: Sequence[Bucket],
+        before: Mapping[int, float],
     ) -> Decision:
-        """Raises `ValueError` when no bucket holds the context."""
-        case = _Case(at, estimate, instances, buckets)
+        """``before``: seconds of work that the instances of a TP degree have before them, all together, without this
+        trajectory. Raises `ValueError` when no bucket holds the context."""
+        case = _Case(at, estimate, instances, buckets, before)
         smallest = self._smallest(case)
         if at.first:
             return self._bind(case, smallest, "entry")
         present = None if at.current is None else index_of(at.current.tp, buckets)
-        target = _agreed(case)
+        expected = _expected(case)
         if present is None or present < smallest or not self.costs.holds(buckets[present].tp, at.context):
-            wanted = smallest if target is None or not self._room(case, target) else max(smallest, target)
-            return self._bind(case, wanted, "lost" if present is None else "forced")
-        if target is None:
-            return self._bind(case, present, "no evidence" if estimate is None else "split")
-        target = max(target, smallest)
+            return self._bind(case, self._up_to(case, smallest, expected), "lost" if present is None else "forced")
+        if expected is None:
+            return self._bind(case, present, "no evidence")
+        if expected[0] != expected[1]:
+            return self._bind(case, present, "split")
+        target = max(expected[0], smallest)
         if target == present:
             return self._bind(case, present, "agrees")
         if self._damped(case, present, target):
@@ -114,18 +125,29 @@ class Router:
             return self._bind(case, present, "full")
         return self._weigh(case, present, target)
 
+    def _up_to(self, case: _Case, smallest: int, expected: tuple[int, int] | None) -> int:
+        """For a trajectory that has to be placed anew: the bucket that is done with it first, from ``smallest`` to the
+        lower one of those of mean and P90. (One in between is no mistake: the context will force it on.)"""
+        target = smallest if expected is None else min(expected)
+        if target <= smallest or case.estimate is None or not self._room(case, target):
+            return smallest
+        final = case.estimate.mean
+        done = [self._done_in(case, bucket, final) for bucket in range(smallest, target + 1)]
+        if done[-1] <= (1.0 + self.config.slack) * min(done):
+            return target
+        return smallest + done.index(min(done))
+
     def _weigh(self, case: _Case, present: int, target: int) -> Decision:
         """Move from bucket ``present`` to ``target`` if it pays."""
         at, estimate = case.at, case.estimate
         there = choose(case.instances, case.buckets[target].tp, at.context, None, self.config.balance_margin)
         stay = self._bind(case, present, "dear" if there is not None else "full")
-        if there is None or stay.instance is None or estimate is None:
+        if there is None or estimate is None:
             return stay
-        grows = estimate.mean - at.context
-        saves = self.costs.decode_seconds(stay.instance, at.context, grows, stay.instance is at.current)
-        saves -= self.costs.decode_seconds(there, at.context, grows, False)
+        here, then = self._done_in(case, present, estimate.mean), self._done_in(case, target, estimate.mean)
         move = self.costs.move(at.context, at.address, there)
-        if saves > self.config.gain * move.seconds:
+        saves = here - then
+        if saves + self.config.slack * here > self.config.gain * move.seconds:
             return Decision(target, there, "predicted", estimate, move, saves)
         return Decision(present, stay.instance, "dear", estimate, stay.move, saves)
 
@@ -139,6 +161,13 @@ class Router:
             return bound is not None and estimate.mean < bound * (1.0 + distance)
         bound = case.buckets[target].max_context
         return bound is not None and estimate.p90 > bound * (1.0 - distance)
+
+    def _done_in(self, case: _Case, bucket: int, final: float) -> float:
+        """Seconds until the trajectory is done if all that is left of it runs in ``bucket``."""
+        tp, context = case.buckets[bucket].tp, case.at.context
+        ready = sum(instance.tp == tp for instance in case.instances)
+        work = case.before.get(tp, 0.0) + self.costs.work_seconds(tp, context, final)
+        return self.costs.step_seconds(tp, final - context) + work / max(1, ready)
 
     def _bind(self, case: _Case, bucket: int, reason: Reason) -> Decision:
         at = case.at
@@ -162,9 +191,8 @@ class Router:
         return case.estimate is not None and self.costs.holds(case.buckets[bucket].tp, case.estimate.p90)
 
 
-def _agreed(case: _Case) -> int | None:
-    """The bucket of mean and P90 if it is one."""
+def _expected(case: _Case) -> tuple[int, int] | None:
+    """The buckets of mean and P90."""
     if case.estimate is None:
         return None
-    by_mean, by_p90 = bucket_of(case.estimate.mean, case.buckets), bucket_of(case.estimate.p90, case.buckets)
-    return by_mean if by_mean == by_p90 else None
+    return bucket_of(case.estimate.mean, case.buckets), bucket_of(case.estimate.p90, case.buckets)

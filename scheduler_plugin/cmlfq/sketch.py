@@ -14,7 +14,8 @@ import math
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 ACCURACY = 0.03
 MAX_BINS = 255
@@ -65,7 +66,7 @@ class Sketch:
 
     def quantile(self, q: float) -> float:
         """The length that a share ``q`` of the weight does not exceed; ``IndexError`` when nothing was counted."""
-        return LENGTHS[self.bins[quantile_at(self.weights, q)]]
+        return LENGTHS[self.bins[quantiles_at(self.weights, (q,))[0]]]
 
     def settle(self, now: float, half_life: float) -> None:
         """Restate all weights as of ``now`` and forget bins that no longer weigh anything."""
@@ -107,12 +108,9 @@ class Sketch:
         self.total += weight * length
 
 
-def quantile_at(weights: array[float] | list[float], q: float) -> int:
-    """Index of the first entry at which the running sum of ``weights`` reaches the share ``q`` of all of it."""
-    target = q * sum(weights) * (1 - 1e-12)
-    reached = 0.0
-    for at, weight in enumerate(weights):
-        reached += weight
-        if reached >= target:
-            return at
-    return len(weights) - 1
+def quantiles_at(weights: array[float], qs: Sequence[float]) -> list[int]:
+    """For each of ``qs``, the index of the first entry at which the running sum of ``weights`` reaches that share."""
+    reached = list(accumulate(weights))
+    whole = reached[-1] * (1 - 1e-12)
+    last = len(reached) - 1
+    return [min(last, bisect_left(reached, q * whole)) for q in qs]

@@ -5,19 +5,21 @@ that passed through it. Time is the number of trajectories learned.
 
 Invariants: there are at most ``max_nodes`` nodes between calls, at most ``max_states`` distinct tool states and no path
 longer than ``max_depth``; only leaves are evicted, the one worth least among a fixed number of drawn ones, so learning
-costs O(depth) whatever the size; the same sequence of calls gives the same tree.
+costs O(depth) whatever the size; evidence never grows along a path; the same sequence of calls gives the same tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from libra.resources.types import ToolState
 from libra.scheduler_plugin.cmlfq.sketch import Sketch
 
 OTHER = 0
 """The symbol of every state beyond ``max_states``."""
-_UNSEEN = -1
+INNER, GONE = -1, -2
+UNSEEN = -1
+"""Stands for a state that has no symbol."""
 _DRAWN = 16
 # Measured with tracemalloc on CPython 3.11 (a test compares): a node with its two empty arrays and its entry in the
 # parent's dict, and one bin (a byte and a double, with the arrays' spare room).
@@ -26,7 +28,8 @@ _BIN_BYTES = 10
 
 
 class Node(Sketch):
-    """A tool return (or a root) and the remaining lengths seen there. ``leaf``: its place among the leaves, or -1."""
+    """A tool return (or a root) and the remaining lengths seen there. ``leaf``: its place among the leaves, `INNER`, or
+    `GONE` (evicted: whoever still holds it must let it go)."""
 
     __slots__ = ("children", "leaf", "name", "parent")
 
@@ -35,7 +38,7 @@ class Node(Sketch):
         self.parent = parent
         self.name = name
         self.children: dict[int, Node] | None = None
-        self.leaf = -1
+        self.leaf = INNER
 
 
 class PrefixTree:
@@ -69,33 +72,44 @@ class PrefixTree:
 
     def learn(self, prompt: str, states: Sequence[ToolState], contexts: Sequence[int | None], final: int) -> None:
         """A trajectory has ended with ``final`` tokens; ``contexts[i]`` was its context at the i-th tool return (at
-        the prompt for 0), None where nobody knows."""
+        the prompt for 0). What follows a context that nobody knows (None) is not learned."""
+        known: list[int] = []
+        for context in contexts:
+            if context is None:
+                break
+            known.append(context)
+        if not known:
+            return
         self.now += 1
         path = [self.intern(state) for state in states[: self.max_depth]]
         for root in (self.own(prompt), self.everywhere):
             node = root
-            self._count(node, contexts[0], final)
-            for symbol, context in zip(path, contexts[1:], strict=False):
+            self._count(node, known[0], final)
+            for symbol, context in zip(path, known[1:], strict=False):
                 node = self.child(node, symbol)
                 self._count(node, context, final)
         self.trim()
 
-    def path(self, root: Node | None, names: Sequence[int]) -> list[Node]:
-        """The nodes from ``root`` along ``names`` as far as they were seen; empty without a root."""
-        if root is None:
-            return []
-        node, found = root, [root]
-        for name in names:
+    def follow(self, path: list[Node], root: Node | None, names: Sequence[int]) -> None:
+        """Make ``path`` the nodes from ``root`` along ``names`` as far as they were seen; empty without a root. What it
+        holds already are the first nodes of that path as they were seen at some time: only the rest is walked."""
+        while path and path[-1].leaf == GONE:
+            path.pop()
+        if not path:
+            if root is None:
+                return
+            path.append(root)
+        node = path[-1]
+        for name in names[len(path) - 1 :]:
             below = None if node.children is None else node.children.get(name)
             if below is None:
-                break
-            found.append(below)
+                return
+            path.append(below)
             node = below
-        return found
 
-    def names(self, states: Sequence[ToolState]) -> list[int]:
-        """The symbols of ``states``, for `path`; a state never seen ends every path."""
-        unseen = OTHER if len(self.symbols) >= self.max_states - 1 else _UNSEEN
+    def names(self, states: Iterable[ToolState]) -> list[int]:
+        """The symbols of ``states``, for `follow`; `UNSEEN` for a state never seen, which ends every path."""
+        unseen = OTHER if len(self.symbols) >= self.max_states - 1 else UNSEEN
         symbols = self.symbols
         return [symbols.get(state, unseen) for state in states]
 
@@ -146,9 +160,7 @@ class PrefixTree:
             found = self.symbols[state] = len(self.symbols) + 1
         return found
 
-    def _count(self, node: Node, context: int | None, final: int) -> None:
-        if context is None:
-            return
+    def _count(self, node: Node, context: int, final: int) -> None:
         before = len(node.bins)
         node.add(max(0, final - context), self.now, self.half_life)
         self._bins += len(node.bins) - before
@@ -173,6 +185,7 @@ class PrefixTree:
                 if parent is not self.everywhere:
                     parent.leaf = len(self._leaves)
                     self._leaves.append(parent)
+        victim.leaf = GONE
         self._nodes -= 1
         self._bins -= len(victim.bins)
         self.evicted += 1
@@ -190,4 +203,4 @@ class PrefixTree:
         if last is not node:
             self._leaves[node.leaf] = last
             last.leaf = node.leaf
-        node.leaf = -1
+        node.leaf = INNER

@@ -36,7 +36,8 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The tag to run under, and the instance's address; None: whichever instance of the tag is ready first."""
+    """The tag to run under, and the instance's address. None: any instance of the tag; the routing table then takes the
+    one with the trajectory's KV, else the least loaded, and waits for one where none is ready."""
 
     tag: str
     address: str | None = None

@@ -35,7 +35,9 @@ class ContextBounds(BucketPolicy):
             self._config = ContextBoundsConfig(**options)
         except ValidationError as error:
             problems = "; ".join(f"policy.{e['loc'][0]}: {e['msg']} (got {e['input']!r})" for e in error.errors())
-            raise ConfigError(f"{problems}; context_bounds takes {', '.join(ContextBoundsConfig.model_fields)}") from None
+            raise ConfigError(
+                f"{problems}; context_bounds takes {', '.join(ContextBoundsConfig.model_fields)}"
+            ) from None
 
     def place(
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]

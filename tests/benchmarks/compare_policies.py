@@ -1,6 +1,7 @@
 """C-MLFQ beside the baselines on drifting synthetic traces: accuracy, moved tokens, makespan, over seeds.
 
-``cd tests && ../.venv/bin/python -m benchmarks.compare_policies [--seeds 5] [--steps 8] [--groups 32] [--members 8]``
+``cd tests && ../.venv/bin/python -m benchmarks.compare_policies [--seeds 5] [--first 0]
+[--steps 8] [--groups 32] [--members 8]``
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ OPTIONS: Mapping[str, Any] = {"cost": {"kv_tokens": COSTS.kv_tokens}, "half_life
 
 def policies(steps: Steps) -> dict[str, Callable[[], BucketPolicy]]:
     """The policies; `embedding_like` is fitted on the first step, as one that is fitted offline would be."""
-    fitted = EmbeddingLikeConfig.fit(PromptSample(prompt_key(t.name), t.prompt_tokens, t.final) for t in steps[0])
+
+    def embedding_like() -> BucketPolicy:
+        seen = (PromptSample(prompt_key(t.name), t.prompt_tokens, t.final) for t in steps[0])
+        return EmbeddingLike(EmbeddingLikeConfig.fit(seen).model_dump(), prompt_of=prompt_key)
+
     final = {trace.name: trace.final for traces in steps for trace in traces}
     return {
         "least_loaded": lambda: LeastLoaded({}),
         "mlfq": lambda: Mlfq({}),
         "length_threshold": lambda: LengthThreshold({}),
-        "embedding_like": lambda: EmbeddingLike(fitted.model_dump(), prompt_of=prompt_key),
+        "embedding_like": embedding_like,
         "cmlfq": lambda: CMlfq(OPTIONS, prompt_of=prompt_key),
         "oracle": lambda: Oracle({"final": final}),
     }
@@ -83,10 +88,10 @@ def _spread(values: Sequence[float], digits: int) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("seeds", 5), ("steps", 8), ("groups", 32), ("members", 8)):
+    for name, default in (("seeds", 5), ("first", 0), ("steps", 8), ("groups", 32), ("members", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
-    found = compare(range(asked.seeds), asked.steps, asked.groups, asked.members)
+    found = compare(range(asked.first, asked.first + asked.seeds), asked.steps, asked.groups, asked.members)
     sys.stdout.write(table(found) + "\n")
 
 

@@ -1,0 +1,88 @@
+"""C-MLFQ's decisions a second, in one core, with a full tree. Process CPU time, medians."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from typing import Any
+
+from libra.resources.types import Bucket, RolloutInstance, ToolState
+from libra.scheduler_plugin.cmlfq.policy import CMlfq
+from libra.scheduler_plugin.policy.base import FinishedTrajectory, PlacementRequest
+
+NODES = 100_000
+DEPTH = 20
+WANTED = 15_000.0
+BUCKETS = (Bucket(1, 4_000), Bucket(2, 12_000), Bucket(4, 24_000), Bucket(8, None))
+_STATES = [ToolState(kind, size, "ok") for kind in ("view", "edit", "bash", "test") for size in range(3)]
+
+
+def bench(rounds: int = 7, decisions: int = 1_000) -> dict[str, dict[str, Any]]:
+    """Rows for the table of benchmarks: ``{key: {value, unit, reference, ratio}}``."""
+    policy, requests = _full()
+    instances = [
+        RolloutInstance(f"tcp://node{n // 4}:{n}", f"r{n}", BUCKETS[n % 4].tp, 256, 64, 300_000 + n) for n in range(8)
+    ]
+    # A trajectory comes to its last return but one, then to its last: as it goes, each decision sees one return more.
+    asked = [
+        PlacementRequest(request.trajectory, request.context - 300 * back, request.history[: DEPTH - back], at.address)
+        for request, at in zip(requests[: decisions // 2], itertools.cycle(instances))
+        for back in (1, 0)
+    ]
+    rates = []
+    for _ in range(rounds):
+        began = time.process_time()
+        for request in asked:
+            policy.place(request, instances, BUCKETS)
+        rates.append(len(asked) / (time.process_time() - began))
+    rate = statistics.median(rates)
+    learned = _learning(policy)
+    return {
+        "cmlfq.decisions_per_s": {"value": rate, "unit": "1/s", "reference": WANTED, "ratio": rate / WANTED},
+        "cmlfq.learned_per_s": {"value": learned, "unit": "1/s", "reference": None, "ratio": None},
+        "cmlfq.bytes_per_node": {
+            "value": policy.tree.nbytes / len(policy.tree), "unit": "B", "reference": None, "ratio": None,
+        },
+    }  # fmt: skip
+
+
+def _full() -> tuple[CMlfq, list[PlacementRequest]]:
+    """A policy whose tree holds `NODES` nodes, and requests at the `DEPTH`-th return of known paths."""
+    policy = CMlfq({"max_nodes": NODES, "min_evidence": 2.0, "half_life": 100_000})
+    requests: list[PlacementRequest] = []
+    number = 0
+    while len(policy.tree) < NODES:
+        requests.extend(_group(policy, number))
+        number += 1
+    return policy, requests
+
+
+def _group(policy: CMlfq, number: int) -> list[PlacementRequest]:
+    """Eight members of a prompt that share most of two paths; all but two of them finish."""
+    draw = random.Random(number)
+    paths = [[draw.choice(_STATES) for _ in range(DEPTH)] for _ in range(2)]
+    found = []
+    for member in range(8):
+        name, history, context = f"g{number}m{member}", paths[member % 2], 500
+        grows = draw.choice((100, 300, 900))
+        for returns in range(DEPTH + 1):
+            request = PlacementRequest(name, context, history[:returns], None)
+            policy.place(request, (), BUCKETS)
+            context += grows
+        if member < 6:
+            policy.observe(FinishedTrajectory(name, context, history))
+        else:
+            found.append(request)
+    return found
+
+
+def _learning(policy: CMlfq) -> float:
+    """Trajectories learned a second, at `DEPTH`, by a tree that has to evict for each."""
+    paths = [[random.Random(n).choice(_STATES) for _ in range(DEPTH)] for n in range(200)]
+    contexts = list(range(500, 500 + 300 * (DEPTH + 1), 300))
+    began = time.process_time()
+    for number, path in enumerate(paths):
+        policy.tree.learn(f"new{number}", path, contexts, contexts[-1] + 250)
+    return len(paths) / (time.process_time() - began)

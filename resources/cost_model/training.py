@@ -88,6 +88,15 @@ class TrainingCosts:
         """The lengths, longest first."""
         return np.sort(self.lengths)[::-1]
 
+    @cached_property
+    def _cumulated(self) -> Floats:
+        """Tokens of the k longest sequences, k = 1 … N."""
+        return np.cumsum(self.descending)
+
+    @cached_property
+    def _squares(self) -> float:
+        return float((self.descending**2).sum())
+
     def coefficients(self, s: Strategies) -> Floats:
         """Seconds of a micro-batch on a stage, as the pipeline takes them: shape (N, 16), see `StageCosts`.
 
@@ -151,7 +160,7 @@ class TrainingCosts:
 
     def memory(self, s: Strategies) -> RankMemory:
         """Bytes of the fullest rank, its largest micro-batch made of the longest sequences it could hold."""
-        cumulated = np.cumsum(self.descending)
+        cumulated = self._cumulated
         largest = cumulated[np.minimum(s.micro_batch, len(cumulated)) - 1]
         return rank_memory(self.model, self.hardware, s, largest, self.micro_batches(s))
 
@@ -183,7 +192,7 @@ class TrainingCosts:
         micro-batch to come down the stages and the last to go back up, each at least the cost of the shortest sequence.
         """
         c, ranks, lengths = self.coefficients(s), s.replicas, self.descending
-        tokens, squares, sequences = lengths.sum(), (lengths**2).sum(), len(lengths)
+        tokens, squares, sequences = float(self._cumulated[-1]), self._squares, len(lengths)
         count = np.maximum(1.0, sequences / (ranks * s.micro_batch))
         longest, shortest = float(lengths[0]), float(lengths[-1])
         crowded = ranks < sequences

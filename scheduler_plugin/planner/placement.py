@@ -45,7 +45,8 @@ def place(units: Iterable[Unit], devices: Sequence[Device], old: Sequence[Placem
     known = {d.id for d in devices}
     alive = [p for p in old if known.issuperset(p.devices)]
     # Kept domains are given up one by one while there are few, by powers of two when there are many.
-    steps = range(len(domains) + 1) if len(domains) <= 16 else [0, *(2**k for k in range(len(domains).bit_length() + 1))]
+    few = len(domains) <= 16
+    steps = list(range(len(domains) + 1)) if few else [0, *(2**k for k in range(len(domains).bit_length() + 1))]
     tried = [_keep(wanted, domains, alive, given_up) for given_up in (steps if alive else [0])]
     packed = [each for each in tried if each is not None]
     if not packed:

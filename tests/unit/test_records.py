@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from libra.resources.types import RequestRecord
 
 

@@ -4,6 +4,7 @@ ones."""
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -15,13 +16,15 @@ import click
 @click.option("--html", type=click.Path(dir_okay=False), help="Write an offline report there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def simulate(scenario: str, seeds: int | None, html: str | None, as_json: bool) -> None:
-    """Simulate SCENARIO (a YAML file or a shipped one: drift, small), or 'paper': the published experiments."""
+    """Simulate SCENARIO: a YAML file or a shipped one (drift, small); 'paper': the published experiments; 'jobs':
+    several runs that share a cluster."""
     from rich.console import Console
 
-    from libra.pipeline.simulate.pages import comparison_page, comparison_rows, paper_page
+    from libra.pipeline.simulate.jobs import example
+    from libra.pipeline.simulate.pages import comparison_page, comparison_rows, paper_page, shared_page
     from libra.pipeline.simulate.paper import experiments
     from libra.pipeline.simulate.scenario import load_scenario
-    from libra.pipeline.simulate.tables import comparison_table, paper_table
+    from libra.pipeline.simulate.tables import comparison_table, paper_table, shared_table
     from libra.pipeline.simulate.variants import compare, with_seeds
 
     log = Console(stderr=True, highlight=False)
@@ -33,6 +36,13 @@ def simulate(scenario: str, seeds: int | None, html: str | None, as_json: bool) 
         else:
             console.print(paper_table(figures))
         page = paper_page(figures) if html else ""
+    elif scenario == "jobs":
+        shared = example(seeds or 3)
+        if as_json:
+            click.echo(json.dumps([asdict(each) for each in shared]))
+        else:
+            console.print(shared_table(shared))
+        page = shared_page(shared) if html else ""
     else:
         loaded = load_scenario(scenario)
         loaded = with_seeds(loaded, seeds) if seeds else loaded

@@ -16,6 +16,7 @@ import numpy as np
 from libra.pipeline.simulate.workload import Workload, WorkloadConfig
 from libra.resources.inventory import uniform
 from libra.resources.specs import load_hardware, load_model
+from libra.resources.types import RequestRecord
 from libra.scheduler_plugin.planner import Planner
 from libra.scheduler_plugin.planner.sharing import Demand, Feedback, demand_driven, equal_shares
 
@@ -28,7 +29,7 @@ class Job:
     name: str
     model: str
     workload: WorkloadConfig
-    groups: int = 64
+    groups: int = 32
     members: int = 16
     least: int = 1
     most: int = 64
@@ -69,13 +70,19 @@ def share(
     rng = np.random.default_rng(seed)
     shares: list[dict[str, int]] = []
 
+    ticks = max(1, int(seconds / every))
+
+    @cache
+    def records(index: int, progress: int) -> list[RequestRecord]:
+        job = jobs[index]
+        workload = Workload(job.workload, seed + index, ticks, job.groups, job.members)
+        return [trace.record() for trace in workload.batch(progress)]
+
     @cache
     def predicted(index: int, units: int, progress: int) -> float:
-        job = jobs[index]
-        steps = max(1, int(seconds / every))
-        batch = Workload(job.workload, seed + index, steps, job.groups, job.members).batch(min(progress, steps - 1))
-        planner = Planner(load_model(job.model), uniform(kind, units * per))
-        return planner.plan([trace.record() for trace in batch]).seconds
+        planner = Planner(load_model(jobs[index].model), uniform(kind, units * per))
+        found = planner.searches(records(index, progress), kind)[2].best
+        return found.seconds if found else 1e9
 
     def demand_of(index: int, progress: int) -> Demand:
         job = jobs[index]
@@ -88,7 +95,7 @@ def share(
             lambda units: feedback.predicted(job.name, predicted(index, units, progress)),
         )  # fmt: skip
 
-    for tick in range(max(1, int(seconds / every))):
+    for tick in range(ticks):
         demands = [demand_of(i, tick) for i in range(len(jobs))]
         units = demand_driven(capacity, demands) if demand else equal_shares(capacity, demands)
         shares.append(units)
@@ -99,3 +106,35 @@ def share(
             feedback.observe(job.name, expected, took)
     progress = exp(sum(log(max(value, 1e-9)) for value in done.values()) / len(done))
     return SharedResult(done, progress, shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Three runs on 12 nodes, one way to share over the seeds: mean steps of each run, mean progress and its spread,
+    and the nodes of each run at the end of the first seed."""
+
+    way: str
+    steps: dict[str, float]
+    progress: float
+    spread: float
+    last: dict[str, int]
+
+
+EXAMPLE = (
+    Job("search", "Qwen3-4B", WorkloadConfig(mean_from=1800, mean_to=3000), most=6),
+    Job("math", "Qwen3-8B", WorkloadConfig(mean_from=4000, mean_to=11_000), hidden=1.3),
+    Job("code", "Qwen3-14B", WorkloadConfig(mean_from=2500, mean_to=11_500), least=2, cpu_per_node=96.0),
+)
+"""A small model on short work, one whose work grows, and one that is heavy in CPUs (sandboxes)."""
+
+
+def example(seeds: int, jobs: Sequence[Job] = EXAMPLE, nodes: int = 12) -> list[Shared]:
+    """Equal shares and demand-driven ones on the same workloads: an hour and a half, reallocated each half hour."""
+    found = []
+    for way, demand in (("static equal", False), ("demand-driven with feedback", True)):
+        results = [share(jobs, nodes, 5400.0, 1800.0, demand, seed=seed) for seed in range(seeds)]
+        values = [result.progress for result in results]
+        steps = {job.name: float(np.mean([result.steps[job.name] for result in results])) for job in jobs}
+        spread = float(np.std(values, ddof=1)) if seeds > 1 else 0.0
+        found.append(Shared(way, steps, float(np.mean(values)), spread, results[0].shares[-1]))
+    return found

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from libra.pipeline.simulate.jobs import Shared
 from libra.pipeline.simulate.paper import Figure
 from libra.pipeline.simulate.scenario import Scenario
 from libra.pipeline.simulate.variants import Compared
@@ -92,6 +93,23 @@ def paper_page(figures: Sequence[Figure]) -> str:
         f"{rows}</table><h2>Ablation, simulated</h2>{_bars(ladder, 'tokens/s/GPU')}"
     )
     return _page("published and simulated", body)
+
+
+def shared_page(shared: Sequence[Shared]) -> str:
+    """Ways to share a cluster among runs."""
+    rows = "".join(
+        f"<tr><td>{escape(e.way)}</td><td class=n>{e.progress:.2f} ± {e.spread:.2f}</td>"
+        f"<td>{escape(', '.join(f'{name} {value:.1f}' for name, value in e.steps.items()))}</td>"
+        f"<td>{escape(', '.join(f'{name} {value}' for name, value in e.last.items()))}</td></tr>"
+        for e in shared
+    )
+    body = (
+        "<h1>Several runs on one cluster</h1><p>Progress is the geometric mean of steps over the runs; all figures are "
+        "<b>simulated</b>.</p>"
+        + _bars([(e.way, e.progress, e.spread) for e in shared], "steps, geometric mean")
+        + f"<table><tr><th>way<th class=n>progress<th>steps<th>nodes at the end</tr>{rows}</table>"
+    )
+    return _page("several runs", body)
 
 
 def _page(title: str, body: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from libra.pipeline.simulate.jobs import Shared
 from libra.pipeline.simulate.paper import Figure
 from libra.pipeline.simulate.scenario import Scenario
 from libra.pipeline.simulate.variants import Compared
@@ -39,4 +40,17 @@ def paper_table(figures: Sequence[Figure]) -> Table:
             "–" if f.simulated is None else f"{f.simulated:.4g} ± {f.spread:.2g}" if f.spread else f"{f.simulated:.4g}"
         )
         table.add_row(escape(f.name), f"{f.published:g} {f.unit}", simulated, f.status, escape(f.remark))
+    return table
+
+
+def shared_table(shared: Sequence[Shared]) -> Table:
+    """Ways to share a cluster."""
+    table = Table(title="several runs on one cluster, simulated", box=None)
+    for column in ("way", "progress", "±", "ratio", "steps of each run", "nodes at the end"):
+        table.add_column(column, justify="right" if column in ("progress", "±", "ratio") else "left")
+    for each in shared:
+        steps = ", ".join(f"{name} {value:.1f}" for name, value in each.steps.items())
+        nodes = ", ".join(f"{name} {value}" for name, value in each.last.items())
+        ratio = each.progress / shared[0].progress
+        table.add_row(each.way, f"{each.progress:.2f}", f"{each.spread:.2f}", f"{ratio:.2f}", steps, nodes)
     return table

@@ -1,9 +1,9 @@
 """Synthetic agentic workloads: a Markov chain over tool states with hidden kinds of work, and drift.
 
-A kind of work has a typical final length, a number of turns and a chain of tool states. A trajectory may turn into another
-kind on the way, which only its next returns show, and a state may be misreported. Prompts lean to kinds, persistently.
-The drift of the policy is an exponential tilt of the kinds' weights towards a mean length. Invariant: equal arguments
-give equal traces, whatever was drawn before.
+A kind of work has a typical final length, a number of turns and a chain of tool states. A trajectory may turn into
+another kind on the way, which only its next returns show, and a state may be misreported. Prompts lean to kinds,
+persistently. The drift of the policy is an exponential tilt of the kinds' weights towards a mean length. Invariant:
+equal arguments give equal traces, whatever was drawn before.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """One rollout instance: continuous batching in virtual time, without a loop over tokens.
 
 Between events every running sequence gains one token a step, so k steps of B sequences with S resident tokens take
-k(a + bB + cS) + cBk²/2 seconds; the inverse (how many steps by time t) solves the quadratic. A prefill stops decoding for
-its time. A sequence is admitted while a slot and room for its context are free; when the KV is full the sequence admitted
-last gives way and is prefilled again later (recompute). Invariants: ``resident`` ≤ capacity; ``resident`` is the sum of
-the running sequences' contexts; sequences finish in the order of their remaining tokens.
+k(a + bB + cS) + cBk²/2 seconds; the inverse (how many steps by time t) solves the quadratic. A prefill stops decoding
+for its time. A sequence is admitted while a slot and room for its context are free; when the KV is full the sequence
+admitted last gives way and is prefilled again later (recompute). Invariants: ``resident`` ≤ capacity; ``resident`` is
+the sum of the running sequences' contexts; sequences finish in the order of their remaining tokens.
 """
 
 from __future__ import annotations

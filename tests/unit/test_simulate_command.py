@@ -81,3 +81,14 @@ def test_figures_without_a_simulation_are_marked() -> None:
     page = paper_page([Figure("g", "a <figure>", "s", 1.0, None, "not reproduced", "why")])
     assert "a &lt;figure&gt;" in page
     assert "–" in page
+
+
+def test_several_runs_share_a_cluster(tmp_path: Path) -> None:
+    page = tmp_path / "jobs.html"
+    result = CliRunner().invoke(simulate, ["jobs", "--seeds", "1", "--json", "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    equal, driven = json.loads(result.stdout)
+    assert equal["way"] == "static equal"
+    assert driven["progress"] > equal["progress"]
+    assert sum(driven["last"].values()) <= 12
+    assert "Several runs on one cluster" in page.read_text()

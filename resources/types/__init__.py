@@ -3,6 +3,18 @@
 from libra.resources.types.cluster import Bucket, RolloutInstance, WeightVersion
 from libra.resources.types.identity import Stream, TrajectoryId
 from libra.resources.types.kv import KVHandle
+from libra.resources.types.planning import (
+    Alternative,
+    BucketPlan,
+    InstancePlan,
+    KindLayout,
+    Placement,
+    Plan,
+    Recompute,
+    RolloutLayout,
+    TrainStrategy,
+)
+from libra.resources.types.request import Migration, RequestRecord
 from libra.resources.types.trajectory import (
     NOT_SAMPLED,
     Failure,
@@ -16,16 +28,27 @@ from libra.resources.types.trajectory import (
 
 __all__ = [
     "NOT_SAMPLED",
+    "Alternative",
     "Bucket",
+    "BucketPlan",
     "Failure",
     "Finish",
+    "InstancePlan",
     "KVHandle",
+    "KindLayout",
+    "Migration",
+    "Placement",
+    "Plan",
+    "Recompute",
+    "RequestRecord",
     "RolloutInstance",
+    "RolloutLayout",
     "Segment",
     "Stream",
     "Tokens",
     "ToolReturn",
     "ToolState",
+    "TrainStrategy",
     "Trajectory",
     "TrajectoryId",
     "WeightVersion",

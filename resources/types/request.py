@@ -5,7 +5,7 @@ Invariant: ``prompt + generated + tool`` is the final context.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -30,7 +30,10 @@ class Migration:
 class RequestRecord:
     """``prompt``, ``generated``, ``tool``: tokens; ``turns``: segments. ``kvint``: Σ context·tokens, the context at
     every generated token summed up (tokens²), which is what decoding reads of the KV. ``prefilled``: tokens whose KV
-    was computed, not reused. Seconds: of the tools, in queues, and decoding by TP degree (``residence``)."""
+    was computed, not reused. Seconds: of the tools, in queues, and decoding by TP degree (``residence``).
+    ``prefill_pairs``: Σ over prefills of n·(c + n/2), n the tokens computed after c reused ones, which is what prefill
+    attention computes. ``domain``: the task domain (search, math, …), by which classes of requests are told apart.
+    """
 
     trajectory: str
     prompt: int
@@ -43,6 +46,8 @@ class RequestRecord:
     queue_seconds: float
     residence: Mapping[int, float] = field(default_factory=dict)
     migrations: tuple[Migration, ...] = ()
+    prefill_pairs: float = 0.0
+    domain: str = "default"
 
     @property
     def context(self) -> int:
@@ -76,9 +81,43 @@ class RequestRecord:
             queue_seconds=sum(segment.queued for segment in segments),
             residence=residence,
             migrations=tuple(migrations),
+            prefill_pairs=sum(prefill_pairs(segment.cached, segment.context - segment.cached) for segment in segments),
+        )
+
+    @classmethod
+    def from_turns(
+        cls, trajectory: str, prompt: int, turns: Iterable[tuple[int, int, float]], domain: str = "default"
+    ) -> Self:
+        """From ``turns`` of (generated tokens, tool tokens that follow, tool seconds), the KV kept between turns."""
+        context = prompt
+        generated = tool = count = kvint = 0
+        seconds, pairs = 0.0, prefill_pairs(0, prompt)
+        for sampled, returned, waited in turns:
+            kvint += decode_kvint(context, sampled)
+            context += sampled
+            pairs += prefill_pairs(context, returned)
+            context += returned
+            generated, tool, seconds, count = generated + sampled, tool + returned, seconds + waited, count + 1
+        return cls(
+            trajectory=trajectory,
+            prompt=prompt,
+            generated=generated,
+            tool=tool,
+            turns=count,
+            kvint=kvint,
+            prefilled=prompt + tool,
+            tool_seconds=seconds,
+            queue_seconds=0.0,
+            prefill_pairs=pairs,
+            domain=domain,
         )
 
 
 def decode_kvint(context: int, generated: int) -> int:
     """Σ of the context at each of ``generated`` tokens that follow ``context``: g·c + g(g-1)/2."""
     return generated * context + generated * (generated - 1) // 2
+
+
+def prefill_pairs(context: int, tokens: int) -> float:
+    """Token pairs that attention computes when ``tokens`` are prefilled after ``context`` reused ones: n·(c + n/2)."""
+    return tokens * (context + tokens / 2)

@@ -1,0 +1,133 @@
+"""``libra plan``: what the planner would do, why, and what was close."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from libra.resources.errors import ConfigError
+
+if TYPE_CHECKING:
+    from libra.resources.inventory import Inventory
+    from libra.resources.types import RequestRecord
+
+
+@click.command()
+@click.option(
+    "--model", default="Qwen3-14B", show_default=True, help="A shipped model, a spec file, or a HF checkpoint."
+)
+@click.option(
+    "--cluster", help="A shipped cluster, or a cluster file (conf/cluster); 'nvml' asks this machine's driver."
+)
+@click.option("--gpus", type=click.IntRange(min=2), help="With --hardware, instead of --cluster: number of devices.")
+@click.option("--hardware", default="a800_80g", show_default=True, help="With --gpus: kind of device.")
+@click.option("--profile", help="A profile (conf/profiles) that replaces derived costs.")
+@click.option(
+    "--trainer", default="megatron", show_default=True, help="Only strategies that it can launch are offered."
+)
+@click.option("--lengths", type=click.Path(exists=True, dir_okay=False), help="Final contexts, one a line (or JSON).")
+@click.option("--requests", default=2048, show_default=True, help="Without --lengths: trajectories of a batch.")
+@click.option("--mean", default=8000.0, show_default=True, help="Without --lengths: mean final context, tokens.")
+@click.option("--alpha", default=1, show_default=True, type=click.IntRange(min=0), help="Staleness bound of the run.")
+@click.option("--seed", default=0, show_default=True, help="Of the synthetic workload.")
+@click.option("--slots", default=256, show_default=True, type=click.IntRange(min=1), help="Sequences of an instance.")
+@click.option("--split-prefill", is_flag=True, help="Consider prefill apart from decode (several kinds of hardware).")
+@click.option(
+    "--simulate", "seconds", default=0.0, help="Seconds to simulate the best plans for, to choose among them."
+)
+@click.option("--explain", is_flag=True, help="List every node of the training tree, kept or pruned, with its reason.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def plan(
+    model: str, cluster: str | None, gpus: int | None, hardware: str, profile: str | None, trainer: str,
+    lengths: str | None, requests: int, mean: float, alpha: int, seed: int, slots: int, split_prefill: bool,
+    seconds: float, explain: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Plan a cluster: how many devices train and how many roll out, and how."""
+    from libra.pipeline.commands.plan_view import show
+    from libra.resources.specs import load_model
+    from libra.scheduler_plugin.planner import Planner, PlannerConfig
+    from libra.scheduler_plugin.planner.rescore import rescore
+
+    config = PlannerConfig(trainer=trainer, slots=slots, overlap=alpha + 1, split_prefill=split_prefill)
+    planner = Planner(load_model(model), _inventory(cluster, gpus, hardware), config, _profiles(profile))
+    records = _records(lengths, requests, mean, seed)
+    chosen = planner.plan(records)
+    simulated: dict[str, Any] = {}
+    if seconds > 0:
+        found = rescore(planner, records, alpha=alpha, seconds=seconds)
+        chosen = found.plan
+        simulated = {"plans": found.count, "seconds": found.seconds, "seconds_of_predicted_best": found.predicted}
+    nodes = planner.train_tree(planner.inventory.spec(chosen.train_kind), records).expand(chosen.strategy.gpus)
+    if as_json:
+        data = chosen.to_plain() | {"simulated": simulated}
+        if explain:
+            data["tree"] = [
+                {"level": n.level, "degrees": n.degrees, "kept": n.kept, "reason": n.reason, "seconds": n.seconds}
+                for n in nodes
+            ]
+        click.echo(json.dumps(data))
+        return
+    show(planner, chosen, records, nodes if explain else [], simulated)
+
+
+def _inventory(cluster: str | None, gpus: int | None, hardware: str) -> Inventory:
+    from libra.resources.inventory import from_cluster, from_nvml, uniform
+    from libra.resources.specs import load_hardware
+
+    if cluster and gpus:
+        raise ConfigError(f"--cluster {cluster} and --gpus {gpus} both say what there is; give one of them")
+    if cluster == "nvml":
+        return from_nvml()
+    if gpus:
+        return uniform(load_hardware(hardware), gpus)
+    return from_cluster(cluster or "a800_48")
+
+
+def _profiles(name: str | None) -> Any:
+    from libra.resources.calibration import load_profile
+    from libra.scheduler_plugin.planner.planner import Profiles
+
+    if name is None:
+        return Profiles()
+    profile = load_profile(name)
+    costs, factors = profile.rollout_costs(), profile.training_factors()
+    return Profiles(
+        rollout={profile.hardware: costs} if costs else {},
+        training={profile.hardware: factors} if factors else {},
+        provenance={profile.hardware: profile.title} if factors else {},
+    )
+
+
+def _records(lengths: str | None, requests: int, mean: float, seed: int) -> list[RequestRecord]:
+    from libra.pipeline.simulate.workload import Workload, WorkloadConfig
+    from libra.resources.types import RequestRecord
+
+    if lengths is None:
+        if requests < 1 or mean < 500:
+            raise ConfigError(
+                f"--requests {requests} and --mean {mean:g}: at least 1 request, and a mean of 500 tokens"
+            )
+        members = 16 if requests >= 16 else requests
+        workload = Workload(WorkloadConfig(mean_from=mean, mean_to=mean), seed, 1, -(-requests // members), members)
+        return [trace.record() for trace in workload.batch(0)][:requests]
+    return [
+        RequestRecord.from_turns(f"g{i}m0", min(512, length // 2), [(length - min(512, length // 2), 0, 0.0)])
+        for i, length in enumerate(_read_lengths(Path(lengths)))
+    ]
+
+
+def _read_lengths(path: Path) -> list[int]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        found = json.loads(text) if text.lstrip().startswith("[") else text.split()
+        lengths = [int(value) for value in found]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} must hold final contexts in tokens, one a line or as a JSON list: {error}") from None
+    if not lengths or min(lengths) < 2:
+        raise ConfigError(
+            f"{path} holds {len(lengths)} lengths, the least {min(lengths, default=0)}; each is at least 2"
+        )
+    return lengths

@@ -1,0 +1,56 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from libra.pipeline.simulate.jobs import Shared
+from libra.pipeline.simulate.paper import Figure
+from libra.pipeline.simulate.scenario import Scenario
+from libra.pipeline.simulate.variants import Compared
+
+
+def comparison_table(scenario: Scenario, results: Sequence[Compared]) -> Table:
+    """Throughput of every policy over the seeds, relative to the first one."""
+    title = f"{scenario.name}: {scenario.model} on {scenario.cluster}, {len(results[0].results)} seed(s), simulated"
+    table = Table(title=title, box=None)
+    for column in ("policy", "tokens/s/GPU", "±", "ratio", "step s", "right", "moved", "changes"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    base = results[0].throughput
+    for each in results:
+        first = each.results
+        table.add_row(
+            each.variant, f"{each.throughput:.1f}", f"{each.spread:.1f}", f"{each.throughput / base:.2f}",
+            f"{each.step_seconds:.0f}", f"{sum(r.accuracy for r in first) / len(first):.0%}",
+            f"{sum(r.moved for r in first) / len(first):.0%}", f"{sum(r.changes for r in first) / len(first):.1f}",
+        )  # fmt: skip
+    return table
+
+
+def paper_table(figures: Sequence[Figure]) -> Table:
+    """Published beside simulated."""
+    table = Table(title="published figures beside simulated ones", box=None)
+    for column in ("figure", "published", "simulated", "status", "remark"):
+        table.add_column(column, justify="right" if column in ("published", "simulated") else "left")
+    for f in figures:
+        simulated = (
+            "–" if f.simulated is None else f"{f.simulated:.4g} ± {f.spread:.2g}" if f.spread else f"{f.simulated:.4g}"
+        )
+        table.add_row(escape(f.name), f"{f.published:g} {f.unit}", simulated, f.status, escape(f.remark))
+    return table
+
+
+def shared_table(shared: Sequence[Shared]) -> Table:
+    """Ways to share a cluster."""
+    table = Table(title="several runs on one cluster, simulated", box=None)
+    for column in ("way", "progress", "±", "ratio", "steps of each run", "nodes at the end"):
+        table.add_column(column, justify="right" if column in ("progress", "±", "ratio") else "left")
+    for each in shared:
+        steps = ", ".join(f"{name} {value:.1f}" for name, value in each.steps.items())
+        nodes = ", ".join(f"{name} {value}" for name, value in each.last.items())
+        ratio = each.progress / shared[0].progress
+        table.add_row(each.way, f"{each.progress:.2f}", f"{each.spread:.2f}", f"{ratio:.2f}", steps, nodes)
+    return table

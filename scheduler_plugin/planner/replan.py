@@ -1,0 +1,196 @@
+"""When to change plans: gain against cost over the horizon, without going back and forth.
+
+    watching ──candidate pays, `confirm` times in a row──> applied ──`settle` steps──> judged: as predicted ──> watching
+        ^                                                               │ worse than predicted, two verdicts in a row
+        └──────────────────────── rolled back; candidate barred <───────┘
+
+Invariants: pure, no clock: time is counted in steps; a plan is applied only if gain × horizon > cost × safety; two
+changes are at least `cool_down` steps apart (a roll-back excepted); a plan that was rolled back is not applied again
+for `bar` steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
+
+from libra.resources.config import Config
+from libra.resources.types import Plan
+
+Action = Literal["keep", "apply", "roll_back"]
+
+
+class ReplanConfig(Config):
+    """See the module."""
+
+    interval: int = Field(default=5, ge=1)
+    """Steps between looks."""
+    horizon: int = Field(default=20, ge=1)
+    """Steps over which a gain is counted: how long a plan is expected to last."""
+    safety: float = Field(default=1.5, ge=1)
+    """Factor on the switching cost."""
+    minimum_gain: float = Field(default=0.08, ge=0, lt=1)
+    """Share of the current step time that a candidate must save: hysteresis."""
+    confirm: int = Field(default=2, ge=1)
+    """Looks in a row that must favour a change of the same direction."""
+    cool_down: int = Field(default=10, ge=0)
+    """Steps after a change without another."""
+    settle: int = Field(default=2, ge=0)
+    """Steps after a change whose times are not judged."""
+    judge: int = Field(default=3, ge=1)
+    """Steps of one verdict: their times are summed up, since a batch of a workload that has just jumped took its time
+    beside the next one's longer requests."""
+    tolerance: float = Field(default=0.10, ge=0)
+    """Share above the prediction at which a verdict is worse than predicted."""
+    bar: int = Field(default=100, ge=0)
+    """Steps for which a rolled-back layout is not tried again."""
+    window: int = Field(default=5, ge=1)
+    """Steps whose measured times are averaged."""
+    switch_seconds: float = Field(default=15.0, ge=0)
+    """Switching cost until one was measured (published: 3.6 + 4.4 s to train, 10.8 s to roll out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Predictions for the recent requests: of the plan in force, and of the candidate."""
+
+    current_seconds: float
+    candidate_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, the plan to do it to, why, and the figures."""
+
+    action: Action
+    reason: str
+    plan: Plan
+    gain_seconds: float = 0.0
+    cost_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an applied plan did: step seconds predicted (corrected for bias) and measured."""
+
+    step: int
+    predicted: float
+    measured: float
+
+
+@dataclass(slots=True)
+class Replanner:
+    """Decides for one run; ``current`` is the plan in force."""
+
+    config: ReplanConfig
+    current: Plan
+    outcomes: list[Outcome] = field(default_factory=list)
+    _previous: Plan | None = None
+    _ratios: deque[float] = field(default_factory=deque)
+    _favourable: int = 0
+    _changed_at: int | None = None
+    _judging: bool = False
+    _worse: int = 0
+    _heard: list[tuple[float, float]] = field(default_factory=list)
+    _barred: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _cost: float | None = None
+    _bias: float = 1.0
+
+    def observe(self, step: int, seconds: float, predicted: float) -> Decision:
+        """A step took ``seconds``; ``predicted`` is the cost model's figure for the plan in force and the requests of
+        this very step, so that a drift of the workload is not held against the plan.
+
+        Judges the last change: it has held at the first verdict as predicted, and is rolled back at the second in a row
+        that is worse.
+        """
+        changed = self._changed_at
+        settling = changed is not None and step <= changed + self.config.settle
+        if not settling and predicted > 0 and not self._judging:
+            self._ratios.append(seconds / predicted)
+            while len(self._ratios) > self.config.window:
+                self._ratios.popleft()
+        if not self._judging or changed is None or settling:
+            return self._keep("nothing to judge")
+        expected = self._bias * predicted
+        self.outcomes.append(Outcome(step, expected, seconds))
+        self._heard.append((expected, seconds))
+        if len(self._heard) < self.config.judge:
+            return self._keep("not enough steps for a verdict")
+        expected, seconds = (sum(column) / len(self._heard) for column in zip(*self._heard, strict=True))
+        self._heard.clear()
+        if seconds <= expected * (1 + self.config.tolerance):
+            self._judging = False
+            return self._keep("as predicted")
+        self._worse += 1
+        if self._worse < 2 or self._previous is None:
+            return self._keep(f"steps took {seconds:.1f} s, {expected:.1f} s were predicted")
+        return self._roll_back(step, expected, seconds)
+
+    def due(self, step: int) -> bool:
+        """Whether it is worth making a candidate at this step."""
+        cooling = self._changed_at is not None and step - self._changed_at < self.config.cool_down
+        return step % self.config.interval == 0 and not cooling and not self._judging
+
+    def consider(self, step: int, candidate: Plan, outlook: Outlook) -> Decision:
+        """Weigh a candidate. Predictions are scaled by measured / predicted of the plan in force, so that a bias of the
+        model cancels."""
+        if not self.due(step):
+            return self._keep("not due: between looks, cooling down, or the last change is still judged")
+        if _shape(candidate) == _shape(self.current):
+            self._favourable = 0
+            return self._keep("the best plan is the one in force")
+        barred = self._barred.get(_shape(candidate))
+        if barred is not None and step < barred:
+            self._favourable = 0
+            return self._keep(f"this plan was rolled back and is barred until step {barred}")
+        if self._ratios:
+            self._bias = sum(self._ratios) / len(self._ratios)
+        gain = self._bias * (outlook.current_seconds - outlook.candidate_seconds)
+        cost = (self.config.switch_seconds if self._cost is None else self._cost) * self.config.safety
+        share = gain / max(self._bias * outlook.current_seconds, 1e-12)
+        if share < self.config.minimum_gain:
+            self._favourable = 0
+            return self._keep(f"gain {share:.1%} is under {self.config.minimum_gain:.0%}", gain, cost)
+        if gain * self.config.horizon <= cost:
+            self._favourable = 0
+            return self._keep(f"{gain:.1f} s × {self.config.horizon} steps do not pay {cost:.1f} s", gain, cost)
+        self._favourable += 1
+        if self._favourable < self.config.confirm:
+            return self._keep(f"favourable {self._favourable} of {self.config.confirm} times", gain, cost)
+        self._adopt(step, candidate)
+        reason = f"saves {gain:.1f} s a step ({share:.0%}); {self.config.horizon} steps pay {cost:.1f} s"
+        return Decision("apply", reason, candidate, gain, cost)
+
+    def switched(self, seconds: float) -> None:
+        """The last change took ``seconds``: the cost of the next is the mean of this and what was believed."""
+        self._cost = seconds if self._cost is None else 0.5 * (self._cost + seconds)
+
+    def _adopt(self, step: int, plan: Plan) -> None:
+        self._previous, self.current = self.current, plan
+        self._changed_at, self._judging = step, True
+        self._favourable = self._worse = 0
+        self._ratios.clear()
+        self._heard.clear()
+
+    def _roll_back(self, step: int, expected: float, seconds: float) -> Decision:
+        assert self._previous is not None
+        failed, self.current, self._previous = self.current, self._previous, None
+        self._barred[_shape(failed)] = step + self.config.bar
+        self._changed_at, self._judging, self._worse = step, False, 0
+        reason = f"twice worse than predicted: {seconds:.1f} s against {expected:.1f} s; the former plan comes back"
+        return Decision("roll_back", reason, self.current)
+
+    def _keep(self, reason: str, gain: float = 0.0, cost: float = 0.0) -> Decision:
+        return Decision("keep", reason, self.current, gain, cost)
+
+
+def _shape(plan: Plan) -> tuple[object, ...]:
+    """What makes two plans the same to a cluster: bounds may differ, devices and degrees not."""
+    return (
+        plan.train_kind,
+        plan.strategy,
+        tuple((part.kind, part.layout.kind, part.layout.degrees, part.prefill_instances) for part in plan.rollout),
+    )

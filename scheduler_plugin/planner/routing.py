@@ -1,0 +1,30 @@
+"""Routing as a plan wants it.
+
+Invariant: where the plan's layout is mixed (every bucket unbounded, several degrees), segments go to the least loaded
+instance of any degree; elsewhere the configured policy decides. Both learn from every end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from libra.resources.types import Bucket, RolloutInstance
+from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
+from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
+
+
+class PlanRouting(BucketPolicy):
+    """``policy`` within bounded buckets, least loaded in a mixed one."""
+
+    def __init__(self, policy: BucketPolicy) -> None:
+        super().__init__({})
+        self._policy, self._mixed = policy, LeastLoaded({})
+
+    def place(
+        self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
+    ) -> Placement:
+        mixed = len(buckets) > 1 and all(bucket.max_context is None for bucket in buckets)
+        return (self._mixed if mixed else self._policy).place(request, instances, buckets)
+
+    def observe(self, finished: FinishedTrajectory) -> None:
+        self._policy.observe(finished)

@@ -1,0 +1,80 @@
+"""What a rollout simulation keeps and gives back: costs of moving KV, ends, counters, and trajectories in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from libra.resources.types import ToolState
+from libra.scheduler_plugin.simulation.engine import Engine
+from libra.scheduler_plugin.simulation.engine import Sequence as Job
+from libra.scheduler_plugin.simulation.traces import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What KV costs between and after turns. ``kv_bytes``: of one token; ``host``, ``network``: bytes/s through host
+    memory and between nodes. ``offload``: KV of waiting trajectories is kept in host memory; without, an engine whose
+    KV is above ``pressure`` has dropped it."""
+
+    kv_bytes: float
+    host: float
+    network: float
+    offload: bool = True
+    pressure: float = 0.85
+
+    def seconds(self, tokens: float, same_node: bool) -> float:
+        """To bring ``tokens`` of KV to another instance."""
+        size = tokens * self.kv_bytes
+        return size / self.host + (0.0 if same_node else size / self.network)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A trajectory's end. ``version``: weights when it began; ``began``, ``time``: virtual seconds."""
+
+    trace: Trace
+    how: Literal["finished", "failed", "cancelled"]
+    version: int
+    began: float
+    time: float
+    queued: float
+    retries: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start. Tokens: ``context`` of finished trajectories, ``moved`` at changes of instance,
+    ``reprefilled`` because KV was gone. ``decisions`` at tool returns, ``right`` those bound to the bucket of the final
+    context."""
+
+    events: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    context: float = 0.0
+    generated: float = 0.0
+    moved: float = 0.0
+    reprefilled: float = 0.0
+    moves: int = 0
+    decisions: int = 0
+    right: int = 0
+
+
+@dataclass(slots=True)
+class Life:
+    """A trajectory in flight."""
+
+    trace: Trace
+    job: Job
+    version: int
+    began: float
+    turn: int = 0
+    context: float = 0.0
+    history: list[ToolState] = field(default_factory=list)
+    at: Engine | None = None
+    bucket: int = 0
+    charged: float = 0.0
+    retries: int = 0
+    epoch: int = 0
+    running: bool = False

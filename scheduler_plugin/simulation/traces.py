@@ -1,0 +1,64 @@
+"""What trajectories do, without what they say: generated tokens, tool states, payloads and tool seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from libra.resources.types import RequestRecord, ToolState, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Tokens ``generated``, then a tool call of ``seconds`` that returns ``payload`` tokens and ``state``; the last
+    turn has no tool (``state`` None)."""
+
+    generated: int
+    state: ToolState | None = None
+    payload: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One trajectory: ``name`` is ``p<prompt>e<epoch>m<member>``; ``prompt_tokens`` before the first turn; ``final``:
+    its last context in tokens."""
+
+    name: str
+    prompt_tokens: int
+    turns: tuple[Turn, ...]
+    domain: str = "default"
+    final: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        grown = sum(turn.generated + turn.payload for turn in self.turns)
+        object.__setattr__(self, "final", self.prompt_tokens + grown)
+
+    @property
+    def group(self) -> str:
+        """What the members of one group share."""
+        return self.name.rpartition("m")[0]
+
+    def record(self) -> RequestRecord:
+        """Its record, as telemetry would have it with the KV kept between turns."""
+        turns = ((turn.generated, turn.payload, turn.seconds) for turn in self.turns)
+        return RequestRecord.from_turns(self.name, self.prompt_tokens, turns, self.domain)
+
+
+def trace_of(trajectory: Trajectory, domain: str = "default") -> Trace:
+    """What a recorded trajectory did, for replay. Runs of sampled tokens are turns; a tool return follows each but the
+    last (a turn that was cut in two by a drain has no return in between and counts as one)."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], trajectory.mask, [0]])))
+    sampled = [int(end - start) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    turns = []
+    for index, generated in enumerate(sampled):
+        tool = trajectory.tools[index] if index < min(len(trajectory.tools), len(sampled) - 1) else None
+        turns.append(Turn(generated, tool.state, len(tool.payload), tool.seconds) if tool else Turn(generated))
+    name = f"p{trajectory.prompt}e{trajectory.epoch}m{trajectory.id.member}"
+    return Trace(name, trajectory.prompt_tokens, tuple(turns), domain)
+
+
+def prompt_of(name: str) -> str:
+    """The prompt of a trajectory, the same in every epoch."""
+    return name.partition("e")[0]

@@ -1,0 +1,94 @@
+"""``libra simulate`` on the command line: tables, JSON, offline pages, and honesty about published figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from libra.pipeline.commands.simulate import simulate
+from libra.pipeline.simulate.pages import paper_page
+from libra.pipeline.simulate.paper import Figure, judged
+from libra.pipeline.simulate.scenario import load_scenario
+from libra.resources.errors import ConfigError
+from libra.resources.specs.files import shipped
+
+SMALL = """
+name: tiny
+model: Qwen3-4B
+cluster: one_node_h200
+steps: 3
+groups: 3
+members: 4
+uniform_tp: 2
+rescore: 2
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(SMALL)
+    return file
+
+
+def test_every_policy_is_compared_over_seeds(scenario: Path) -> None:
+    result = CliRunner().invoke(simulate, [str(scenario), "--seeds", "2", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [row["policy"] for row in rows] == list(load_scenario(scenario).variants)
+    assert all(row["seeds"] == 2 and row["tokens_per_s_per_gpu"] > 0 for row in rows)
+
+
+def test_the_page_is_offline_and_escaped(scenario: Path, tmp_path: Path) -> None:
+    scenario.write_text(SMALL.replace("name: tiny", "name: '<b>tiny'") + "variants: [static_uniform, elastic]\n")
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(simulate, [str(scenario), "--seeds", "1", "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert "&lt;b&gt;tiny" in text
+    assert "<b>tiny" not in text
+    assert not re.search(r"https?://|<script|src=", text)
+    assert "simulated" in text
+
+
+@pytest.mark.parametrize("name", shipped("sim"))
+def test_shipped_scenarios_load(name: str) -> None:
+    assert load_scenario(name).name == name
+
+
+def test_a_wrong_scenario_names_the_key(scenario: Path) -> None:
+    scenario.write_text(SMALL + "variants: [magic]\n")
+    result = CliRunner().invoke(simulate, [str(scenario)])
+    assert isinstance(result.exception, ConfigError)
+    assert "variants" in str(result.exception)
+
+
+def test_a_figure_far_from_the_published_one_says_so_and_why() -> None:
+    far = judged("g", "x", "s", 100.0, [50.0, 60.0], 0.1, "the reason")
+    near = judged("g", "x", "s", 100.0, [99.0], 0.1, "the reason")
+    assert far.status == "not reproduced"
+    assert "-45%" in far.remark
+    assert "the reason" in far.remark
+    assert near.status == "derived"
+    assert "the reason" not in near.remark
+
+
+def test_figures_without_a_simulation_are_marked() -> None:
+    page = paper_page([Figure("g", "a <figure>", "s", 1.0, None, "not reproduced", "why")])
+    assert "a &lt;figure&gt;" in page
+    assert "–" in page
+
+
+def test_several_runs_share_a_cluster(tmp_path: Path) -> None:
+    page = tmp_path / "jobs.html"
+    result = CliRunner().invoke(simulate, ["jobs", "--seeds", "1", "--json", "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    equal, driven = json.loads(result.stdout)
+    assert equal["way"] == "static equal"
+    assert driven["progress"] > equal["progress"]
+    assert sum(driven["last"].values()) <= 12
+    assert "Several runs on one cluster" in page.read_text()

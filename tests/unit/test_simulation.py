@@ -1,0 +1,262 @@
+"""The simulator: engines against stepping token by token, conservation, staleness, failures, redundancy, replanning."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from libra.pipeline.simulate.scenario import Scenario
+from libra.pipeline.simulate.variants import moves_of, planner_of, simulate
+from libra.pipeline.simulate.workload import Workload, WorkloadConfig
+from libra.resources.cost_model import Requests, RolloutCosts, StepCost
+from libra.resources.cost_model.rollout import QueueModel, set_seconds
+from libra.resources.specs import load_hardware, load_model
+from libra.resources.types import Bucket, ToolReturn, ToolState, Trajectory, TrajectoryId
+from libra.scheduler_plugin.planner.replan import ReplanConfig, Replanner
+from libra.scheduler_plugin.planner.rescore import best_simulated, grouped
+from libra.scheduler_plugin.policy.context_bounds import ContextBounds
+from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
+from libra.scheduler_plugin.simulation import (
+    Ended,
+    Engine,
+    LoopConfig,
+    Moves,
+    RolloutSimulation,
+    RunLoop,
+    Trace,
+    Turn,
+)
+from libra.scheduler_plugin.simulation.engine import Sequence
+from libra.scheduler_plugin.simulation.traces import trace_of
+
+STEP = StepCost(1, 0.02, 1e-4, 1e-6, 0.0, 0.0, 0.0, capacity=1e9, slots=64)
+MOVES = Moves(1.0, 1e9, 1e9)
+
+
+def run(engines: list[Engine], traces: list[Trace], **options: object) -> tuple[RolloutSimulation, list[Ended]]:
+    buckets = [Bucket(tp, None) for tp in sorted({e.cost.tp for e in engines})]
+    simulation = RolloutSimulation(engines, buckets, LeastLoaded({}), MOVES, **options)  # type: ignore[arg-type]
+    for trace in traces:
+        simulation.submit(trace)
+    ended = []
+    while (event := simulation.step()) is not None:
+        assert isinstance(event, Ended)
+        ended.append(event)
+    return simulation, ended
+
+
+def simple(name: str, prompt: int, generated: int) -> Trace:
+    return Trace(name, prompt, (Turn(generated),))
+
+
+def test_an_engine_equals_stepping_token_by_token() -> None:
+    lengths = [(100, 50), (400, 20), (10, 90)]
+    engine = Engine("e", "n", STEP)
+    for i, (context, left) in enumerate(lengths):
+        job = Sequence(i)
+        job.context, job.left = float(context), float(left)
+        engine.add(job, 0.0)
+    ends = []
+    now = 0.0
+    while (time := engine.next_event()) is not None:
+        engine.advance(time)
+        now = time
+        ends += [(job.index, now) for job in engine.finished()]
+    # The same, one token at a time, with growth within a step taken at its middle.
+    running = {i: [float(c), g] for i, (c, g) in enumerate(lengths)}
+    clock, expected = 0.0, []
+    while running:
+        resident = sum(c for c, _ in running.values())
+        clock += STEP.decode_seconds(len(running), resident)
+        for i in list(running):
+            running[i][0] += 1
+            running[i][1] -= 1
+            if running[i][1] == 0:
+                expected.append((i, clock))
+                del running[i]
+    assert [i for i, _ in ends] == [i for i, _ in expected]
+    for (_, a), (_, b) in zip(ends, expected, strict=True):
+        assert a == pytest.approx(b, rel=1e-6)
+
+
+def test_one_request_takes_its_closed_form() -> None:
+    costs = RolloutCosts.from_specs(load_model("Qwen3-14B"), load_hardware("a800_80g"))
+    trace = Trace("p0e0m0", 300, (Turn(500, None),))
+    simulation, _ = run([Engine("e", "n", costs.of(2))], [trace])
+    alone = set_seconds(Requests.from_records([trace.record()]), costs.of(2), QueueModel(1, 1, 0, 0))
+    assert simulation.now == pytest.approx(alone, rel=1e-3)
+
+
+def test_the_kv_is_never_over_capacity_and_preemption_recomputes() -> None:
+    tight = replace(STEP, capacity=1000.0, prefill_token=1e-4)
+    engine = Engine("e", "n", tight)
+    traces = [simple(f"p{i}e0m0", 100, 300) for i in range(8)]
+    simulation = RolloutSimulation([engine], [Bucket(1, None)], ContextBounds({}), MOVES)
+    for trace in traces:
+        simulation.submit(trace)
+    ended = 0
+    while (event := simulation.step()) is not None:
+        assert engine.resident <= 1000.0 + 1e-6
+        ended += isinstance(event, Ended)
+    assert ended == 8
+    assert engine.preemptions > 0
+    assert engine.recomputed > 0
+
+
+def test_a_sequence_that_outgrows_the_kv_alone_fails_and_the_rest_go_on() -> None:
+    tight = replace(STEP, capacity=500.0)
+    _, ended = run([Engine("e", "n", tight)], [simple("p0e0m0", 100, 900), simple("p1e0m0", 100, 100)])
+    assert {e.trace.name: e.how for e in ended} == {"p0e0m0": "failed", "p1e0m0": "finished"}
+
+
+def test_everything_ends_once_and_tokens_are_conserved() -> None:
+    workload = Workload(WorkloadConfig(), 1, 1, 16, 8)
+    traces = workload.batch(0)
+    costs = RolloutCosts.from_specs(load_model("Qwen3-4B"), load_hardware("h200"))
+    simulation, ended = run([Engine(f"e{i}", f"n{i % 2}", costs.of(1 + i % 2)) for i in range(4)], traces)
+    assert Counter(e.trace.name for e in ended) == Counter(t.name for t in traces)
+    assert simulation.totals.generated == sum(t.generated for trace in traces for t in trace.turns)
+    assert simulation.totals.context == pytest.approx(sum(t.final for t in traces), rel=1e-6)
+    assert simulation.in_flight == 0
+    assert all(e.load_sequences == 0 and abs(e.load_tokens) < 1e-6 for e in simulation.engines.values())
+
+
+def test_equal_seeds_give_equal_runs() -> None:
+    scenario = Scenario(name="t", model="Qwen3-4B", cluster="one_node_h200", steps=3, groups=4, members=4, rescore=0)
+    assert simulate(scenario, "cmlfq", 3) == simulate(scenario, "cmlfq", 3)
+    assert simulate(scenario, "cmlfq", 3) != simulate(scenario, "cmlfq", 4)
+
+
+def test_failing_tools_are_tried_again_and_then_given_up() -> None:
+    workload = Workload(WorkloadConfig(), 1, 1, 16, 8)
+    engines = [Engine("e", "n", STEP)]
+    simulation, ended = run(engines, workload.batch(0), failure=0.2, retries=1, seed=5)
+    how = Counter(e.how for e in ended)
+    assert how["failed"] > 0
+    assert how["finished"] > 0
+    assert sum(how.values()) == 128
+    assert simulation.totals.failed == how["failed"]
+    assert all(e.retries <= 1 for e in ended)
+
+
+def test_draining_engines_keeps_tokens() -> None:
+    first = Engine("a", "n", STEP)
+    simulation = RolloutSimulation([first], [Bucket(1, None)], LeastLoaded({}), MOVES)
+    for i in range(4):
+        simulation.submit(simple(f"p{i}e0m0", 100, 1000 if i else 10))
+    event = simulation.step()  # the short one ends
+    assert isinstance(event, Ended)
+    done = first.steps
+    simulation.reconfigure([], [Engine("b", "n", STEP, ready_at=simulation.now + 5.0)], [Bucket(1, None)])
+    began = simulation.now
+    while simulation.step() is not None:
+        pass
+    assert simulation.totals.finished == 4
+    # 990 steps are left, not 1,000, and the new engine serves from its activation on.
+    per_step = STEP.decode_seconds(3, 3 * 600)
+    assert simulation.now - began - 5.0 == pytest.approx((1000 - done) * per_step, rel=0.02)
+
+
+def scenario(**changes: object) -> Scenario:
+    base = {
+        "name": "t", "model": "Qwen3-4B", "cluster": "one_node_h200", "steps": 6, "groups": 6, "members": 8,
+        "uniform_tp": 2, "rescore": 0,
+    }  # fmt: skip
+    return Scenario.model_validate(base | changes)
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 3])
+def test_staleness_never_exceeds_the_bound(alpha: int) -> None:
+    result = simulate(scenario(alpha=alpha, steps=8), "static_uniform", 0)
+    assert len(result.steps) == 8
+    assert max(step.staleness for step in result.steps) <= alpha
+    if alpha:
+        assert max(step.staleness for step in result.steps) > 0
+
+
+def test_running_ahead_is_faster_than_taking_turns() -> None:
+    ahead, turns = simulate(scenario(), "static_uniform", 0), simulate(scenario(alpha=0), "static_uniform", 0)
+    assert ahead.throughput > turns.throughput
+
+
+def test_redundant_members_are_cancelled_and_cut_the_tail() -> None:
+    plain, more = (
+        simulate(scenario(alpha=0), "homogeneous", 0),
+        simulate(scenario(alpha=0, redundant=2), "homogeneous", 0),
+    )
+    assert more.cancelled > 0
+    assert plain.cancelled == 0
+    waited = [sum(s.idle_seconds for s in r.steps) for r in (plain, more)]
+    assert waited[1] < waited[0]
+
+
+def drifted_run(replan: bool, seed: int) -> tuple[float, int, list[int]]:
+    """Work grows on purpose, half way: (throughput, changes of plan, devices that train by step)."""
+    s = scenario(
+        model="Qwen3-14B", cluster="a800_48", steps=18, groups=32, members=8,
+        workload={"mean_from": 2000, "mean_to": 14_000, "jump_at": 6},
+    )  # fmt: skip
+    planner = planner_of(s)
+    workload = Workload(s.workload, seed, s.steps, s.groups, s.members)
+    plan = planner.fixed([t.record() for t in workload.batch(0)], 8, 8)  # far too few train for what comes
+    config = ReplanConfig(interval=1, horizon=20, cool_down=5, confirm=2)
+    loop = RunLoop(
+        LoopConfig(s.steps, s.groups, s.members), planner, plan, workload.group, LeastLoaded({}),
+        moves_of(planner, True), Replanner(config, plan) if replan else None,
+    )  # fmt: skip
+    result = loop.run()
+    return result.throughput, result.changes, [step.train_gpus for step in result.steps]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replanning_pays_under_drift_and_does_not_go_back_and_forth(seed: int) -> None:
+    static, _, _ = drifted_run(False, seed)
+    elastic, changes, train = drifted_run(True, seed)
+    assert elastic > static
+    assert 1 <= changes <= 3
+    assert train[-1] > train[0]
+    returns = sum(train[i] != train[i - 1] and train[i] in train[: i - 1] for i in range(2, len(train)))
+    assert returns == 0
+
+
+def test_steady_work_is_not_replanned() -> None:
+    s = scenario(steps=15, workload={"mean_from": 5000, "mean_to": 5000})
+    planner = planner_of(s)
+    workload = Workload(s.workload, 0, s.steps, s.groups, s.members)
+    plan = planner.plan([t.record() for t in workload.batch(0)])
+    loop = RunLoop(
+        LoopConfig(s.steps, s.groups, s.members), planner, plan, workload.group, LeastLoaded({}),
+        moves_of(planner, True), Replanner(ReplanConfig(), plan),
+    )  # fmt: skip
+    assert loop.run().changes <= 1
+
+
+def test_a_recorded_trajectory_is_replayed_as_it_was() -> None:
+    state = ToolState("lookup", 0, "ok")
+    mask = np.array([0] * 5 + [1] * 4 + [0] * 3 + [1] * 2, np.int8)
+    returned = ToolReturn(0, {}, np.zeros(3, np.int32), state, 1.5, "")
+    zeros = np.zeros(14, np.int32)
+    trajectory = Trajectory(
+        TrajectoryId("train", 7, 2), 3, 1, {}, 5, zeros, mask, zeros.astype(np.float32), zeros, (returned,), 2,
+        "answer", 1.0,
+    )  # fmt: skip
+    trace = trace_of(trajectory)
+    assert trace == Trace("p3e1m2", 5, (Turn(4, state, 3, 1.5), Turn(2)))
+    assert trace.final == 14
+
+
+def test_plans_are_rescored_by_simulation_within_a_time_limit() -> None:
+    s = scenario()
+    planner = planner_of(s)
+    traces = Workload(s.workload, 0, 1, s.groups, s.members).batch(0)
+    plans = planner.candidates([t.record() for t in traces], 20)
+    assert len({(p.strategy.gpus, p.layout.kind, p.layout.degrees) for p in plans}) == len(plans)
+    assert [p.seconds for p in plans] == sorted(p.seconds for p in plans)
+    ticks = iter(range(1000))
+    found = best_simulated(planner, plans, grouped(traces), seconds=3.0, clock=lambda: float(next(ticks)))
+    assert found.count == 4  # the clock ticks a second a look; the fifth look is past the limit
+    assert found.seconds <= found.predicted
+    assert best_simulated(planner, plans, grouped(traces), seconds=0.0).count == 1

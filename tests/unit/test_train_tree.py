@@ -1,0 +1,83 @@
+"""The training tree: every node with a reason, and searches that equal looking at every leaf."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from workloads import records
+
+from libra.resources.cost_model import TrainingCosts
+from libra.resources.specs import load_hardware, load_model
+from libra.scheduler_plugin.planner import Limits, TrainTree, limits_of
+
+A800 = load_hardware("a800_80g")
+LENGTHS = np.array([float(r.context) for r in records(200, seed=2)])
+
+
+def tree(model: str = "Qwen3-14B", limits: Limits | None = None) -> TrainTree:
+    return TrainTree(TrainingCosts(load_model(model), A800, LENGTHS), limits or limits_of("megatron"))
+
+
+@pytest.mark.parametrize("model", ["Qwen3-14B", "Qwen3-30B-A3B", "Qwen3-0.6B"])
+@pytest.mark.parametrize("gpus", [1, 2, 6, 8, 16, 24])
+def test_the_search_equals_every_leaf_of_every_trace(model: str, gpus: int) -> None:
+    searched = tree(model)
+    leaves = [node for n in range(1, gpus + 1) for node in tree(model).expand(n) if node.level == "DP" and node.kept]
+    found = searched.best(gpus)
+    if not leaves:
+        assert found is None
+        return
+    assert found is not None
+    least = min(node.seconds for node in leaves if node.seconds is not None)
+    assert found[1] == pytest.approx(least, rel=1e-9)
+    limit = least * 1.5
+    fewest = searched.fewest(limit, gpus)
+    assert fewest is not None
+    expected = min(n.degrees[0] * n.degrees[1] * n.degrees[2] * n.degrees[3] for n in leaves if n.seconds <= limit)  # type: ignore[operator]
+    assert fewest[0].gpus == expected
+    assert fewest[1] <= limit
+
+
+def test_every_node_has_a_reason_and_leaves_use_all_devices() -> None:
+    nodes = tree().expand(16)
+    assert all(node.reason for node in nodes)
+    assert {node.level for node in nodes} == {"TP", "EP", "PP", "DP"}
+    for node in nodes:
+        if node.level == "DP" and node.kept:
+            assert node.strategy is not None
+            assert node.strategy.gpus == 16
+    pruned = " ".join(node.reason for node in nodes if not node.kept)
+    assert "GiB a device" in pruned
+    assert "devices are not divisible" in pruned or "pipeline bubble" in pruned
+
+
+def test_only_what_the_trainer_can_launch_is_offered() -> None:
+    small = TrainTree(TrainingCosts(load_model("SmolLM2-135M"), A800, LENGTHS), limits_of("torch"))
+    found = small.best(8)
+    assert found is not None
+    assert found[0].gpus == 1
+    reasons = {node.reason for node in small.expand(8) if not node.kept}
+    assert "the torch trainer launches at most TP 1" in reasons
+    assert "the torch trainer launches at most 1 data-parallel rank(s)" in reasons
+
+
+def test_experts_stay_inside_a_node() -> None:
+    nodes = tree("Qwen3-30B-A3B").expand(32)
+    kept = [node.strategy for node in nodes if node.strategy]
+    assert any(s.ep > 1 for s in kept)
+    assert all(s.tp * s.ep <= A800.gpus_per_node for s in kept)
+    assert any("all-to-all out of a node" in node.reason for node in nodes if not node.kept)
+
+
+def test_a_threshold_on_communication_cuts_tensor_parallelism() -> None:
+    strict = tree(limits=replace(limits_of("megatron"), communication=0.05))
+    reasons = [node.reason for node in strict.expand(8) if node.level == "TP" and not node.kept]
+    assert any("communication/compute" in reason for reason in reasons)
+
+
+def test_slow_links_make_communication_a_larger_share() -> None:
+    slow = A800.model_copy(update={"nvlink_gb_per_s_per_direction": 20.0})
+    nodes = TrainTree(TrainingCosts(load_model("Qwen3-14B"), slow, LENGTHS), limits_of("megatron")).expand(8)
+    assert any(node.degrees[0] == 8 and "communication/compute" in node.reason for node in nodes)

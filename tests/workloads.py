@@ -1,0 +1,24 @@
+"""Synthetic records that many planner tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from libra.resources.types import RequestRecord
+
+
+def records(count: int, seed: int = 0, mean: float = 8000.0, tools: bool = True) -> list[RequestRecord]:
+    """Multi-turn requests with a long tail: three quarters short, a quarter several times longer."""
+    rng = np.random.default_rng(seed)
+    short = rng.random(count) < 0.75
+    lengths = np.where(
+        short, rng.lognormal(np.log(mean * 0.45), 0.7, count), rng.lognormal(np.log(mean * 2.2), 0.45, count)
+    )
+    found = []
+    for i, length in enumerate(np.clip(lengths, 200, 40000)):
+        turns = int(rng.integers(1, 7)) if tools else 1
+        part = max(2, int(length / (2 * turns)))
+        waits = rng.exponential(3.0, turns) if tools else np.zeros(turns)
+        chain = [(part, part if t < turns - 1 and tools else 0, float(waits[t])) for t in range(turns)]
+        found.append(RequestRecord.from_turns(f"g0m{i}", 200, chain))
+    return found

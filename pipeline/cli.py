@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from libra.pipeline.commands.plan import plan
+from libra.pipeline.commands.simulate import simulate
 from libra.resources.errors import ConfigError, LibraError
 
 EXIT_ERROR, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
@@ -121,6 +123,10 @@ def doctor() -> None:
     from libra.pipeline.commands.doctor import doctor as examine
 
     examine()
+
+
+main.add_command(plan)
+main.add_command(simulate)
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from traces import RECORDED, Trace, Turn, write
 
 from libra.resources import rng
 from libra.tasks.envs.base import EnvironmentConfig
 from libra.tasks.envs.hop import HopEnvironment
 from libra.tasks.envs.hop_demo import sloppy
-from traces import RECORDED, Trace, Turn, write
 
 SEED, PROMPTS, MEMBERS = 7, 120, 8
 OPTIONS = {"max_hops": 14, "continue_p": 0.8, "busy": (0.0, 0.1, 0.2, 0.6)}

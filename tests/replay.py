@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from traces import Trace
+
 from libra.resources.tags import rollout_tag
 from libra.resources.types import Bucket, RolloutInstance
 from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel
 from libra.scheduler_plugin.policy.balance import bucket_of
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, PlacementRequest
-from traces import Trace
 
 COSTS = CostConfig(kv_tokens={1: 270_900, 2: 722_000, 4: 1_620_000, 8: 3_430_000})
 

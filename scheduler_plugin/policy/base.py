@@ -17,7 +17,15 @@ from typing import Any
 from libra.resources.errors import ConfigError
 from libra.resources.types import Bucket, RolloutInstance, ToolState
 
-_SHIPPED = {"context_bounds": "libra.scheduler_plugin.policy.context_bounds:ContextBounds"}
+_SHIPPED = {
+    "context_bounds": "libra.scheduler_plugin.policy.context_bounds:ContextBounds",
+    "cmlfq": "libra.scheduler_plugin.cmlfq.policy:CMlfq",
+    "least_loaded": "libra.scheduler_plugin.policy.least_loaded:LeastLoaded",
+    "mlfq": "libra.scheduler_plugin.policy.mlfq:Mlfq",
+    "length_threshold": "libra.scheduler_plugin.policy.length_threshold:LengthThreshold",
+    "embedding_like": "libra.scheduler_plugin.policy.embedding_like:EmbeddingLike",
+    "oracle": "libra.scheduler_plugin.policy.oracle:Oracle",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class BucketPolicy(ABC):
 
 
 def load_policy(config: Mapping[str, Any]) -> BucketPolicy:
-    """The policy that ``config`` names: ``kind`` is ``context_bounds`` or the import path of a `BucketPolicy`
+    """The policy that ``config`` names: ``kind`` is a shipped one (`_SHIPPED`) or the import path of a `BucketPolicy`
     (``my.module:Policy``); the other keys are its options. Raises `ConfigError`."""
     options = dict(config)
     kind = str(options.pop("kind", "context_bounds"))

@@ -12,6 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from replay import COSTS, Cluster, Outcome, replay
+from traces import Trace, Workload, drifting, prompt_key
+
 from libra.resources.types import Bucket
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
 from libra.scheduler_plugin.policy.base import BucketPolicy
@@ -20,8 +23,6 @@ from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.policy.length_threshold import LengthThreshold
 from libra.scheduler_plugin.policy.mlfq import Mlfq
 from libra.scheduler_plugin.policy.oracle import Oracle
-from replay import COSTS, Cluster, Outcome, replay
-from traces import Trace, Workload, drifting, prompt_key
 
 Steps = Sequence[Sequence[Trace]]
 CLUSTER = Cluster(

@@ -212,7 +212,7 @@ def test_paths_kept_through_learning_and_eviction_are_those_walked_anew(seed):
         states = draw.choices(STATES[:3], k=draw.randrange(7))
         tree.learn(f"p{draw.randrange(6)}", states, list(range(len(states) + 1)), 50)
         for (prompt, history), (own, everywhere) in zip(followed, kept, strict=True):
-            names = tree.names(history[: draw.randrange(len(own) or 1, 7)])
+            names = tree.names(history[: draw.randrange(min(len(own), 6) or 1, 7)])
             fresh_own, fresh_everywhere = [], []
             for path, fresh, root in (
                 (own, fresh_own, tree.prompts.get(prompt)),

@@ -3,15 +3,15 @@
 import statistics
 
 import pytest
-
 from benchmarks.compare_policies import CLUSTER, MEANS, OPTIONS, compare, policies, table
+from replay import Cluster, replay
+from traces import Workload, drifting, epochs, prompt_key, quantile_bounds, read, scaled
+
 from libra.resources.types import Bucket
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.policy.mlfq import Mlfq
 from libra.scheduler_plugin.policy.oracle import Oracle
-from replay import Cluster, replay
-from traces import Workload, drifting, epochs, prompt_key, quantile_bounds, read, scaled
 
 SEEDS = range(5)
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
+from traces import KINDS, Trace, Turn, Workload, contexts, drifting, read, trace_of, write
 
 from libra.resources.types import NOT_SAMPLED, ToolReturn, ToolState, Trajectory, TrajectoryId
 from libra.resources.types.request import RequestRecord, decode_kvint
-from traces import KINDS, Trace, Turn, Workload, contexts, drifting, read, trace_of, write
 
 STATE = ToolState("get", 1, "ok")
 

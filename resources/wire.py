@@ -40,8 +40,9 @@ END = "libra-end"
 RESULT = "libra-result"
 """``key``, ``value``: what the body left under `METADATA`. The plugin has released the key in the same tick."""
 EVENT = "libra-event"
-"""``event`` and its fields: ``role`` (worker, role, state, version, error, given_up), ``weights`` (worker, version,
-error), ``unbound`` (key, reason), ``lost`` (worker, role), ``alarm`` (where, error), ``progress`` (fields)."""
+"""``event`` and its fields: ``role`` (worker, role, state, version, error, given_up, and ``loads``, the version that a
+starting engine will look for), ``weights`` (worker, version, error), ``unbound`` (key, reason), ``lost`` (worker,
+role), ``alarm`` (where, error), ``progress`` (fields)."""
 
 # plugin → worker, stream
 RETAG = "libra-retag"

@@ -163,7 +163,8 @@ class Pool:
             self._publish(worker, after)
         for effect in effects:
             self._carry_out(name, worker, effect)
-        if (before.phase, before.duty, before.error) != (after.phase, after.duty, after.error):
+        shown = (before.phase, before.duty, before.error, _loads(before))
+        if shown != (after.phase, after.duty, after.error, _loads(after)):
             self._announce(name, before, after)
 
     def _carry_out(self, name: str, worker: Any, effect: roles.Effect) -> None:
@@ -227,6 +228,7 @@ class Pool:
                 role=duty.role,
                 state=str(after.phase),
                 version=after.version,
+                loads=_loads(after),
                 error=after.error,
                 given_up=after.given_up,
             )
@@ -259,6 +261,11 @@ class Pool:
 
     def _send(self, worker: Any, op: str, **fields: Any) -> None:
         self._scheduler.worker_send(worker.address, {"op": op, **fields})
+
+
+def _loads(state: RoleState) -> int | None:
+    """The version that a starting engine will look for."""
+    return state.asked if state.phase is Phase.STARTING else None
 
 
 def _takes_guests(state: RoleState) -> bool:

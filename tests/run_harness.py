@@ -264,9 +264,11 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def scheduler_state(dask_scheduler: Any) -> dict[str, Any]:
     """What a scheduler remembers, for ``client.run_on_scheduler``: of the run, if one holds it, and of its tasks."""
-    claim = dask_scheduler.extensions[wire.EXTENSION].claim
+    plugin = dask_scheduler.extensions[wire.EXTENSION]
+    claim = plugin.claim
     run = {} if claim is None else {
         "token": claim.token,
+        "roles": {name: state.duty.role for name, state in plugin.pool.states.items() if state.duty is not None},
         "instances": {instance.name for instance in claim.table.instances.values()},
         "routes": len(claim.table.routes),
     }  # fmt: skip
@@ -320,10 +322,10 @@ def run_cluster(kind: type[LibraLocalCluster] = LibraLocalCluster, **workers: in
 class PlayedRun:
     """A run in this process on ``client``'s cluster; `fit` returns when it has ended."""
 
-    def __init__(self, client: Client, config: dict[str, Any]) -> None:
+    def __init__(self, client: Client, config: dict[str, Any], *, resume: bool = False) -> None:
         self.recorder = Recorder()
         self.folder = Path(config["run_dir"])
-        self._run = Run(parse(config, "the test's config"), client=client, display=self.recorder)
+        self._run = Run(parse(config, "the test's config"), client=client, resume=resume, display=self.recorder)
 
     def fit(self) -> dict[str, Any]:
         """Run to the end; the summary. Raises the error that ended the run."""

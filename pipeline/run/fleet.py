@@ -23,6 +23,8 @@ class Member:
     role: str
     state: str
     version: int | None
+    loads: int | None
+    """The version that it will look for as it starts."""
     error: str | None
     hopeless: bool
     """Failed, and either never ready before or given up by the plugin."""
@@ -72,6 +74,11 @@ class Fleet:
         known = [v for v in versions if v is not None]
         return min(known) if known and len(known) == len(versions) else None
 
+    @property
+    def loading(self) -> set[int]:
+        """Versions that starting engines will look for: not to be pruned, however old they are by then."""
+        return {m.loads for m in self.members.values() if m.loads is not None}
+
     def describe(self, role: str) -> str:
         """The workers of a role and their states, for messages."""
         found = [
@@ -105,7 +112,7 @@ class Fleet:
         if state == "ready":
             self._been_ready.add((worker, role))
         hopeless = state == "failed" and (fields["given_up"] or (worker, role) not in self._been_ready)
-        return Member(role, state, fields.get("version"), fields.get("error"), hopeless)
+        return Member(role, state, fields.get("version"), fields.get("loads"), fields.get("error"), hopeless)
 
     def _on_weights(self, fields: dict[str, Any], now: float) -> None:
         member = self.members.get(fields["worker"])

@@ -137,7 +137,7 @@ async def run_session(config: RunConfig, state: RunState, client: Client, emit: 
         async def set_weights(weights: WeightVersion) -> None:
             fields = {"version": weights.version, "path": weights.path, "digest": weights.digest}
             await scheduler.call(wire.SET_WEIGHTS, **fields)
-            await asyncio.to_thread(prune_weights, weights_dir, KEPT_VERSIONS, {weights.version})
+            await asyncio.to_thread(prune_weights, weights_dir, KEPT_VERSIONS, {weights.version} | fleet.loading)
 
         async def post_batch(version: int, record: dict[str, Any]) -> None:
             await scheduler.call(wire.POST_BATCH, version=version, record=record)

@@ -14,11 +14,13 @@ from run_harness import RunProcess, Victim, merged, run_config, staleness, steps
 
 pytestmark = [pytest.mark.chaos, pytest.mark.cluster, pytest.mark.timeout(600)]
 
-STEPS = 24
+STEPS = 18
 CAMPAIGNS: list[list[Victim]] = [
-    ["engine", "driver", "rollout", "trainer", "tool", "driver", "engine", "tool", "rollout", "driver"],
-    ["trainer", "tool", "driver", "engine", "rollout", "driver", "trainer", "driver", "engine", "rollout"],
+    ["engine", "driver", "rollout", "trainer", "tool", "engine", "tool", "rollout"],
+    ["trainer", "tool", "engine", "rollout", "driver", "trainer", "engine", "rollout"],
 ]
+"""With the four kills of the last test, twenty: six drivers, four rollout workers, three tool workers, four engines and
+three trainers."""
 AS_IT_STARTS = "driver as it starts"
 
 
@@ -28,6 +30,8 @@ def campaign_config(folder: Path) -> dict[str, Any]:
         folder,
         steps=STEPS,
         trainer={"options": {"train_seconds": "60 ms"}},
+        engine={"options": {"slow_share": 0.05, "slow_factor": 5}},
+        eval={"tasks": 4, "every": 6},
         store={"journal_sync": "100 ms"},
         deadlines={"start": "60 s", "step": "60 s"},
     )
@@ -121,7 +125,7 @@ class Campaign:
 
 
 @pytest.mark.parametrize("seed", range(len(CAMPAIGNS)))
-def test_ten_kills_change_nothing_of_what_is_trained(
+def test_kills_change_nothing_of_what_is_trained(
     tmp_path: Path, seed: int, unkilled: Counter[tuple[int, int, int]]
 ) -> None:
     victims = CAMPAIGNS[seed]
@@ -139,7 +143,7 @@ def test_ten_kills_change_nothing_of_what_is_trained(
 
 def test_a_run_whose_resume_is_killed_too_goes_on(tmp_path: Path, unkilled: Counter[tuple[int, int, int]]) -> None:
     with Campaign(tmp_path / "run", seed=3) as campaign:
-        campaign.strike("driver", 5)
+        campaign.strike("driver", 4)
         for _ in range(3):
             campaign.resume()
             campaign.strike_as_it_starts()

@@ -80,7 +80,8 @@ def test_groups_with_equal_rewards_stop_the_run(tmp_path: Path, client: Client) 
 
 
 def test_five_prompts_and_twelve_steps_end(tmp_path: Path, client: Client) -> None:
-    run = PlayedRun(client, run_config(tmp_path / "run", steps=12, environment={"options": {"prompts": 5}}))
+    environment = {"options": {"prompts": 5, "max_hops": 2}}
+    run = PlayedRun(client, run_config(tmp_path / "run", steps=12, environment=environment))
     assert run.fit()["steps"] == 12
     rounds: dict[int, Counter[int]] = {}
     for _, batch in batches(run.folder):

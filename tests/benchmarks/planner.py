@@ -15,6 +15,7 @@ from time import process_time
 import numpy as np
 from workloads import records
 
+from benchmarks.rows import Row, Rows
 from libra.pipeline.simulate.workload import Workload, WorkloadConfig
 from libra.resources.cost_model import Requests, RolloutCosts, TrainingCosts
 from libra.resources.cost_model.rollout import QueueModel, set_seconds
@@ -27,17 +28,11 @@ from libra.scheduler_plugin.policy.context_bounds import ContextBounds
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.simulation import Engine, Moves, RolloutSimulation
 
-Row = dict[str, float | str | None]
 LIMIT_MS = {128: 20.0, 1024: 100.0, 10_240: 1000.0}
 PUBLISHED_MS = 1900.0
 """Published search time at 128 GPUs (12.3 s without memoisation); another machine."""
 EVENTS = 50_000.0
 REPEATS = 7
-
-
-def row(value: float, unit: str, reference: float | None = None) -> Row:
-    """A bench row."""
-    return {"value": value, "unit": unit, "reference": reference, "ratio": value / reference if reference else None}
 
 
 def plan_ms(gpus: int, requests: Requests) -> float:
@@ -99,16 +94,14 @@ def closed_form_errors(instances: int = 70) -> dict[str, float]:
     return {name: 100 * float(np.mean(values)) for name, values in errors.items()}
 
 
-def run() -> dict[str, Row]:
+def run() -> Rows:
     """All rows."""
     requests = Requests.from_records(records(8192))
-    rows = {f"planner.plan_ms.g{g}": row(plan_ms(g, requests), "ms", limit) for g, limit in LIMIT_MS.items()}
-    rows["planner.plan_over_published.g128"] = row(
-        float(rows["planner.plan_ms.g128"]["value"] or 0), "ms", PUBLISHED_MS
-    )
-    rows["simulator.events_per_s"] = row(events_per_s(), "1/s", EVENTS)
+    rows = {f"planner.plan_ms.g{g}": Row(plan_ms(g, requests), "ms", limit) for g, limit in LIMIT_MS.items()}
+    rows["planner.plan_over_published.g128"] = Row(rows["planner.plan_ms.g128"].value, "ms", PUBLISHED_MS)
+    rows["simulator.events_per_s"] = Row(events_per_s(), "1/s", EVENTS)
     errors = closed_form_errors()
-    rows["planner.closed_form_held_out_mape"] = row(errors["with"], "%", errors["without"])
+    rows["planner.closed_form_held_out_mape"] = Row(errors["with"], "%", errors["without"])
     return rows
 
 
@@ -134,5 +127,5 @@ def plot(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(run(), indent=1) + "\n")
+    sys.stdout.write(json.dumps({name: row.to_json() for name, row in run().items()}, indent=1) + "\n")
     plot(Path(__file__).resolve().parents[2] / "build" / "planner_scaling.svg")

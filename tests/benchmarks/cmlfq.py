@@ -6,8 +6,8 @@ import itertools
 import random
 import statistics
 import time
-from typing import Any
 
+from benchmarks.rows import Row, Rows
 from libra.resources.types import Bucket, RolloutInstance, ToolState
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
 from libra.scheduler_plugin.policy.base import FinishedTrajectory, PlacementRequest
@@ -19,8 +19,8 @@ BUCKETS = (Bucket(1, 4_000), Bucket(2, 12_000), Bucket(4, 24_000), Bucket(8, Non
 _STATES = [ToolState(kind, size, "ok") for kind in ("view", "edit", "bash", "test") for size in range(3)]
 
 
-def bench(rounds: int = 7, decisions: int = 1_000) -> dict[str, dict[str, Any]]:
-    """Rows for the table of benchmarks: ``{key: {value, unit, reference, ratio}}``."""
+def run(rounds: int = 7, decisions: int = 1_000) -> Rows:
+    """Rows for the table of benchmarks."""
     policy, requests = _full()
     instances = [
         RolloutInstance(f"tcp://node{n // 4}:{n}", f"r{n}", BUCKETS[n % 4].tp, 256, 64, 300_000 + n) for n in range(8)
@@ -40,12 +40,10 @@ def bench(rounds: int = 7, decisions: int = 1_000) -> dict[str, dict[str, Any]]:
     rate = statistics.median(rates)
     learned = _learning(policy)
     return {
-        "cmlfq.decisions_per_s": {"value": rate, "unit": "1/s", "reference": WANTED, "ratio": rate / WANTED},
-        "cmlfq.learned_per_s": {"value": learned, "unit": "1/s", "reference": None, "ratio": None},
-        "cmlfq.bytes_per_node": {
-            "value": policy.tree.nbytes / len(policy.tree), "unit": "B", "reference": None, "ratio": None,
-        },
-    }  # fmt: skip
+        "cmlfq.decisions_per_s": Row(rate, "1/s", WANTED),
+        "cmlfq.learned_per_s": Row(learned, "1/s"),
+        "cmlfq.bytes_per_node": Row(policy.tree.nbytes / len(policy.tree), "B"),
+    }
 
 
 def _full() -> tuple[CMlfq, list[PlacementRequest]]:

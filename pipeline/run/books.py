@@ -8,13 +8,16 @@ waits until everything recorded so far is.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from libra.pipeline.ledger.events import Closed, Ended, Event, Segmented, to_record
 from libra.pipeline.ledger.ledger import Batch, Ledger
 from libra.pipeline.run.waits import Changes, Emit
 from libra.pipeline.store.journal import Journal
-from libra.pipeline.view.events import GroupFinished, TrajectoryEnded
+from libra.pipeline.view.events import GroupFinished, StepTrained, TrajectoryEnded
+from libra.resources.batches import BatchReader
 from libra.resources.types import Stream, Trajectory, TrajectoryId
 
 
@@ -35,6 +38,27 @@ def trajectory_ended(trajectory: Trajectory, stream: Stream, now: float) -> Traj
         tool_seconds=trajectory.tool_seconds,
         failure=None if failure is None else failure.kind,
         reason="" if failure is None else failure.reason,
+    )
+
+
+def step_trained(version: int, path: Path, measures: Mapping[str, Any], replayed: bool = False) -> StepTrained:
+    """What the view is told of a step: the batch's facts, read back from the store, and the trainer's measures."""
+    table = BatchReader(path).table()
+    oldest = table["oldest_version"]
+    return StepTrained(
+        time=time.time(),
+        version=version,
+        groups=len(set(table["group"].tolist())),
+        staleness=tuple((version - oldest[oldest >= 0]).tolist()),
+        lengths=tuple(table["length"].tolist()),
+        rewards=tuple(table["reward"].tolist()),
+        sampled=int(table["sampled"].sum()),
+        measures={
+            name: float(value)
+            for name, value in measures.items()
+            if isinstance(value, (int, float)) and name != "version"
+        },
+        replayed=replayed,
     )
 
 

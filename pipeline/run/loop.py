@@ -30,15 +30,15 @@ from libra.pipeline.driver.driver import Driver
 from libra.pipeline.ledger.draft import Draft
 from libra.pipeline.ledger.events import Admitted, Ended, Installed, Restarted, Segmented, Stored, Trained
 from libra.pipeline.ledger.ledger import Wait
-from libra.pipeline.run.books import Books
+from libra.pipeline.run.books import Books, step_trained
 from libra.pipeline.run.evaluation import When, evaluate
 from libra.pipeline.run.fleet import Fleet
 from libra.pipeline.run.play import Hooks, Player
 from libra.pipeline.run.prompts import PromptOrder
 from libra.pipeline.run.training import TrainingSide
 from libra.pipeline.run.waits import Emit, bounded, waiting
-from libra.pipeline.view.events import GroupFinished, InFlight, Load, Published, StepTrained, WaitStarted
-from libra.resources.batches import BatchReader, write_batch
+from libra.pipeline.view.events import GroupFinished, InFlight, Load, Published, WaitStarted
+from libra.resources.batches import write_batch
 from libra.resources.codec import array_bytes
 from libra.resources.errors import DeadlineError, LibraError
 from libra.resources.types import TrajectoryId, WeightVersion
@@ -103,6 +103,7 @@ class RunLoop:
     # -- training
 
     async def _train(self) -> None:
+        await self._first_evaluation()
         while self._ledger.version < self._c.steps:
             path = await self._next_batch()
             version = self._ledger.version
@@ -116,6 +117,13 @@ class RunLoop:
             if self._ledger.version % self._c.store.checkpoint_every == 0 or self._ledger.version == self._c.steps:
                 with waiting(self._p.emit, "train", "checkpoint", "its own checkpoint", "the disk", None):
                     await self._p.save_checkpoint()
+
+    async def _first_evaluation(self) -> None:
+        """Version 0 is evaluated before it is trained away, so that a run that is killed meanwhile can still do it."""
+        if self._ledger.version == 0 and self._wants_evaluation(0):
+            with waiting(self._p.emit, "train", "evaluation", "version 0", "its last held-out trajectory", None):
+                while self._wants_evaluation(0):
+                    await self._books.changes.wait()
 
     async def _next_batch(self) -> Path:
         """Close the next batch and store it; a batch closed before a resume comes first."""
@@ -184,8 +192,8 @@ class RunLoop:
                 self._admit_group()
             if self._ledger.returned_in_a_row >= self._c.groups.max_returned:
                 raise LibraError(
-                    f"the last {self._ledger.returned_in_a_row} groups gave nothing to learn from (groups.max_returned "
-                    f"= {self._c.groups.max_returned}): all members of one had the same reward, or too few had any. "
+                    f"{self._c.groups.max_returned} groups in a row (groups.max_returned) gave nothing to learn from: "
+                    "all members of one had the same reward, or too few had any. "
                     "Look at the rewards in metrics.jsonl: the tasks may be too hard or too easy for this policy."
                 )
             await self._books.changes.wait()
@@ -298,22 +306,6 @@ class RunLoop:
         return WaitStarted(
             time.time(), "engines", "rollout", "admission", detail, "training, then its weights installed"
         )
-
-
-def step_trained(version: int, path: Path, measures: dict[str, Any]) -> StepTrained:
-    """What the view is told of a step: the batch's facts, read back from the store, and the trainer's measures."""
-    table = BatchReader(path).table()
-    oldest = table["oldest_version"]
-    return StepTrained(
-        time=time.time(),
-        version=version,
-        groups=len(set(table["group"].tolist())),
-        staleness=tuple((version - oldest[oldest >= 0]).tolist()),
-        lengths=tuple(table["length"].tolist()),
-        rewards=tuple(table["reward"].tolist()),
-        sampled=int(table["sampled"].sum()),
-        measures={name: float(value) for name, value in measures.items() if isinstance(value, (int, float))},
-    )
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

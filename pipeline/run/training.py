@@ -7,6 +7,7 @@ been; a checkpoint holds the trainer's files and the books of the same version.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -18,6 +19,7 @@ from libra.pipeline.config import DeadlinesConfig
 from libra.pipeline.driver.driver import Driver
 from libra.pipeline.driver.transport import Node
 from libra.pipeline.ledger.ledger import Ledger
+from libra.pipeline.run.books import step_trained
 from libra.pipeline.run.fleet import Fleet
 from libra.pipeline.run.waits import Emit, bounded
 from libra.pipeline.view.events import Failed, Note
@@ -93,7 +95,9 @@ class TrainingSide:
                     f"batch {replayed} lies between the checkpoint of version {version} and version {ledger.version}, "
                     "but its trajectories are not on disk; resume from a copy of the run folder, or start anew"
                 )
-            await self._train_once(replayed, Path(path))
+            measures = await self._train_once(replayed, Path(path))
+            # The view may not have been told before the run was killed.
+            self._emit(await asyncio.to_thread(step_trained, replayed, Path(path), measures, replayed=True))
             self._emit(Note(time.time(), f"step {replayed + 1} trained again from the journal"))
         return restored
 

@@ -62,11 +62,13 @@ class RunMonitor:
         self._last_idle: Seconds = {}
         self._last_published: float | None = None
         self._load: Mapping[str, int] = {}
+        self._recorded = 0
         self._step_tokens = self._step_sampled = 0
 
     def restore(self, step: Mapping[str, Any], evaluations: Iterable[Heldout]) -> None:
         """Go on from the last step record of an earlier process (its ``totals``) and its evaluations."""
         totals = step["totals"]
+        self._recorded = step["step"]
         self.wall_before = totals["wall_seconds"]
         self.trajectories, self.tokens, self.sampled = totals["trajectories"], totals["tokens"], totals["sampled"]
         self.failures.update(totals["failures"])
@@ -204,8 +206,10 @@ class RunMonitor:
         elif event.stream == "train":
             self.recent_lengths.append(event.length)
 
-    def _step(self, event: happened.StepTrained) -> dict[str, Any]:
-        self.version = event.version + 1
+    def _step(self, event: happened.StepTrained) -> dict[str, Any] | None:
+        if event.replayed and event.version < self._recorded:
+            return None
+        self.version = self._recorded = event.version + 1
         if self.version >= self.steps:
             self.idle.phase = "end"
         self.reward = float(np.mean(event.rewards)) if event.rewards else None

@@ -84,10 +84,15 @@ async def end(process: asyncio.subprocess.Process, grace: float) -> None:
             await process.wait()
 
 
-def tail(log: Path) -> str:
-    """The end of a log, for messages."""
-    text = log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").strip() if log.exists() else ""
-    return f"its log ({log}) ends with:\n{text}" if text else f"its log ({log}) is empty"
+def size(log: Path) -> int:
+    """Bytes of a log so far: what a process that is started now adds comes after them."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def tail(log: Path, start: int) -> str:
+    """The end of a log, for messages: of what was added since it had ``start`` bytes."""
+    text = log.read_bytes()[start:][-_LOG_TAIL:].decode(errors="replace").strip() if log.exists() else ""
+    return f"its log ({log}) ends with:\n{text}" if text else f"it said nothing in its log ({log})"
 
 
 def dask_spec(cls: str, options: dict[str, Any], *arguments: str) -> list[str]:
@@ -108,14 +113,16 @@ class SchedulerProcess(SubprocessScheduler):
     async def _start(self) -> None:
         log, written = self.place.logs / "scheduler.log", Path(self.scheduler_kwargs["scheduler_file"])
         written.unlink(missing_ok=True)
+        start = size(log)
         self.process = await spawn(dask_spec("distributed.Scheduler", self.scheduler_kwargs), log)
         until = time.monotonic() + self.place.start_seconds
         while (identity := _read(written)) is None:
             if self.process.returncode is not None:
-                raise ClusterError(f"the scheduler exited with {self.process.returncode} as it started; {tail(log)}")
+                code = self.process.returncode
+                raise ClusterError(f"the scheduler exited with {code} as it started; {tail(log, start)}")
             if time.monotonic() > until:
                 await end(self.process, 1.0)
-                raise ClusterError(f"the scheduler was not up after {self.place.start_seconds:g} s; {tail(log)}")
+                raise ClusterError(f"the scheduler was not up after {self.place.start_seconds:g} s; {tail(log, start)}")
             await asyncio.sleep(0.02)
         self.address = identity["address"]
 
@@ -143,6 +150,7 @@ class WorkerProcess(SubprocessWorker):
         super().__init__(scheduler, "distributed.Worker", name, {**options, "name": name})
         self.place, self._lost = place, lost
         self.log = place.logs / f"{name}.log"
+        self._log_start = 0
         self._watching: asyncio.Task[None] | None = None
 
     async def _start(self) -> None:
@@ -164,9 +172,10 @@ class WorkerProcess(SubprocessWorker):
         """Why it is not there, if it is not."""
         if self.process is None or self.process.returncode is None:
             return None
-        return f"worker {self.name} exited with {self.process.returncode}; {tail(self.log)}"
+        return f"worker {self.name} exited with {self.process.returncode}; {tail(self.log, self._log_start)}"
 
     async def _spawn(self) -> None:
+        self._log_start = size(self.log)
         self.process = await spawn(dask_spec(self.worker_class, self.worker_kwargs, self.scheduler), self.log)
 
     async def _watch(self) -> None:

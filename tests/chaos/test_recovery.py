@@ -36,7 +36,7 @@ def fragile(folder: Path, engine_dies: list[str], trainer_dies: list[str]) -> di
 
 
 def losses(run: PlayedRun) -> list[float]:
-    return [event.measures["loss"] for event in run.recorder.of(StepTrained)]
+    return [event.measures["loss"] for event in run.recorder.of(StepTrained) if not event.replayed]
 
 
 def final_weights(run: PlayedRun) -> bytes:

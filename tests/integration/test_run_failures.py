@@ -74,9 +74,11 @@ def test_one_incident_that_fails_many_at_once_does_not_stop_the_run(tmp_path: Pa
 def test_groups_with_equal_rewards_stop_the_run(tmp_path: Path, client: Client) -> None:
     engine = {"options": {"script": "run_parts:all_right"}}
     run = PlayedRun(client, faulty(tmp_path / "run", {}, engine=engine, groups={"max_returned": 6}))
-    with pytest.raises(LibraError, match="the last 6 groups gave nothing to learn from"):
+    with pytest.raises(LibraError, match=r"6 groups in a row .* gave nothing to learn from"):
         run.fit()
-    assert [event.outcome for event in run.recorder.of(GroupFinished)] == ["skipped"] * 6
+    outcomes = [event.outcome for event in run.recorder.of(GroupFinished)]
+    assert len(outcomes) >= 6  # more, if some ended together
+    assert set(outcomes) == {"skipped"}
 
 
 def test_five_prompts_and_twelve_steps_end(tmp_path: Path, client: Client) -> None:

@@ -194,6 +194,19 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     assert last["reward_ema"] == pytest.approx(0.75)
 
 
+def test_a_step_replayed_after_a_kill_is_recorded_if_it_was_not_yet(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    view.monitor = RunMonitor(START)
+    view.emit(step(0, START + 1))
+    again = View(tmp_path, resume=True)
+    again.emit(step(0, again.monitor.start + 1, replayed=True))  # trained again since the last checkpoint
+    again.emit(step(1, again.monitor.start + 2, replayed=True))  # journaled, but the kill came before its line
+    again.close()
+    records = read_metrics(tmp_path).steps
+    assert [(record["step"], record["replayed"]) for record in records] == [(1, False), (2, True)]
+    assert sum(records[-1]["totals"]["staleness"].values()) == 2 * len(step(0, START).staleness)
+
+
 def test_a_step_trained_again_counts_once_when_read(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
     for value in (1, 2):

@@ -21,6 +21,7 @@ from libra.pipeline.config_yaml import dump, parse_mapping, plain
 from libra.pipeline.overrides import apply_overrides
 from libra.resources.config import Bytes, Config, Seconds
 from libra.resources.errors import ConfigError
+from libra.resources.tags import Role
 from libra.tasks.algorithms.base import AlgorithmConfig
 from libra.tasks.engines.base import EngineConfig
 from libra.tasks.envs.base import EnvironmentConfig
@@ -106,7 +107,8 @@ class WorkersConfig(Config):
     """Dask workers of each role."""
 
     rollout: int = Field(default=1, ge=1)
-    tool: int = Field(default=1, ge=1)
+    tool: int = Field(default=1, ge=0)
+    """None are started where tools are inline."""
     reward: int = Field(default=1, ge=1)
     train: int = Field(default=1, ge=1)
 
@@ -215,6 +217,13 @@ class RunConfig(Config):
         if problems := cross_check(self):
             raise PydanticCustomError("cross_check", "{problems}", {"problems": problems})
         return self
+
+    @property
+    def workers(self) -> dict[Role, int]:
+        """Dask workers that the run needs, by role."""
+        wanted, inline = self.cluster.workers, self.environment.inline
+        tools = 0 if inline else wanted.tool
+        return {"rollout": wanted.rollout, "tool": tools, "reward": wanted.reward, "train": wanted.train}
 
     @property
     def group_size(self) -> int:

@@ -21,7 +21,7 @@ BYTES_PER_TOKEN = 4 + 4 + 1 + 4
 def cross_check(config: RunConfig) -> list[str]:
     """Every disagreement between two keys, one line each; empty if the config is consistent."""
     checks: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
-        _kinds, _sizes, _buckets, _schedule, _staleness, _buffer,
+        _kinds, _sizes, _tools, _buckets, _schedule, _staleness, _buffer,
     )  # fmt: skip
     return [problem for check in checks for problem in check(config)]
 
@@ -73,6 +73,14 @@ def _sizes(config: RunConfig) -> Iterator[str]:
         yield (
             f"driver.max_inflight = {config.driver.max_inflight} is below algorithm.group_size = "
             f"{algorithm.group_size}: not even one group could be in flight"
+        )
+
+
+def _tools(config: RunConfig) -> Iterator[str]:
+    if config.cluster.workers.tool == 0 and not config.environment.inline:
+        yield (
+            "cluster.workers.tool = 0 but environment.inline = false: tools need a worker of their own, or "
+            "environment.inline = true if they are cheap and safe in the rollout worker's process"
         )
 
 

@@ -20,7 +20,7 @@ import psutil
 
 from libra.pipeline.checks import Check
 from libra.pipeline.config import RunConfig
-from libra.pipeline.run.spec import make_tokenizer_file
+from libra.pipeline.run.spec import check_inline, make_tokenizer_file
 from libra.pipeline.run_folders import finished, progress
 from libra.pipeline.store.run_folder import IDENTITY_FILE
 from libra.pipeline.view.lines import count
@@ -100,6 +100,7 @@ def _environment(config: RunConfig, kind: type[Environment], tokenizer: Path | N
         return Check(name, "warn", "not made: there is no tokenizer")
     try:
         environment = kind(settings, str(tokenizer), config.seed)
+        check_inline(config, environment)
         lengths = [len(environment.reset(environment.task(stream, 0))) for stream in ("train", "heldout")]
     except LibraError as error:
         return Check(name, "missing", str(error))
@@ -170,7 +171,7 @@ def _run_folder(config: RunConfig, *, resume: bool, fresh: bool) -> Check:
 def _memory(config: RunConfig) -> Check:
     """Processes, weights, optimizer and the trajectory buffer, against what is available now."""
     workers, torch = config.cluster.workers, (config.engine.kind, config.trainer.kind)
-    dask = 2 + workers.rollout + workers.tool + workers.reward + workers.train
+    dask = 2 + sum(config.workers.values())
     children = workers.rollout * (torch[0] == "torch") + workers.train * (torch[1] == "torch")
     needed = dask * _DASK_PROCESS + children * _TORCH_PROCESS + min(config.store.buffer, _buffer_bytes(config))
     if config.trainer.model is not None and Path(config.trainer.model).is_dir():

@@ -51,5 +51,9 @@ class SessionLostError(InfraError):
     """A trajectory's session is gone and cannot be rebuilt: the trajectory restarts from its prompt."""
 
 
+class ResidenceLostError(InfraError):
+    """A residence's worker is gone: the trajectory goes on from its last journaled segment, on another one."""
+
+
 class TaskError(LibraError):
     """The task itself failed (a broken environment or reward): the trajectory is dropped and counted."""

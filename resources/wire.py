@@ -32,17 +32,20 @@ POST_BATCH = "libra_post_batch"
 
 # driver → plugin, stream
 OPEN = "libra-open"
-"""``token``, ``contexts``: {key: context tokens} of first rollouts and resubmissions, sent before their graph."""
+"""``token``, ``contexts``: {key: context tokens} of first rollouts and residences, sent before their graph."""
 END = "libra-end"
-"""``token``, ``trajectories``: [id]: they have ended; engines drop their KV, tool workers their sessions."""
+"""``token``, ``trajectories``: [id]: they have ended; engines drop their KV, workers their sessions."""
 
 # plugin → driver, stream
 RESULT = "libra-result"
 """``key``, ``value``: what the body left under `METADATA`. The plugin has released the key in the same tick."""
+GROWN = "libra-grown"
+"""``segments``: [[key, segment]]: those of `SEGMENT` that count, in order."""
 EVENT = "libra-event"
 """``event`` and its fields: ``role`` (worker, role, state, version, error, given_up, and ``loads``, the version that a
 starting engine will look for), ``weights`` (worker, version, error), ``unbound`` (key, reason), ``lost`` (worker,
-role), ``alarm`` (where, error), ``progress`` (fields)."""
+role), ``residence`` (key, reason: its worker is lost, it was released and will not run again), ``alarm`` (where,
+error), ``progress`` (fields)."""
 
 # plugin → worker, stream
 RETAG = "libra-retag"
@@ -57,6 +60,9 @@ LOAD_WEIGHTS = "libra-load-weights"
 """``epoch``, ``weights``: {version, path, digest}; answered by `WEIGHTS_LOADED`. Idempotent by version."""
 FORGET = "libra-forget"
 """``trajectories``: drop their KV and their sessions."""
+ANSWER = "libra-answer"
+"""``answers``: [[number, stays, error]]: the policy's decision on an `ASK`: whether the trajectory goes on here, or why
+there is none."""
 
 # worker → plugin, stream
 ROLE_STATE = "libra-role-state"
@@ -64,6 +70,13 @@ ROLE_STATE = "libra-role-state"
 ``slots``, ``error`` (the child's own text). ``lost``: a ready role's child has died."""
 WEIGHTS_LOADED = "libra-weights-loaded"
 """``epoch``, ``version``, ``digest``, ``error`` (None, or the engine's own text)."""
+
+SEGMENT = "libra-segment"
+"""``segments``: [[key, run, segment]]: what residences have finished, as it ends. ``run``: Dask's run id of the task,
+which tells a stale one; ``segment``: packed ``tool``, ``segment`` and ``action``, which only the driver opens."""
+ASK = "libra-ask"
+"""``asks``: [[number, key, run, turn, [type, size, status], context]]: a residence's tool has returned; does the
+trajectory go on here? Answered by `ANSWER`."""
 
 PROGRESS = "libra-progress"
 """``fields``: plain values a person may want to see (cold start); the plugin passes it on as `EVENT` ``progress``."""

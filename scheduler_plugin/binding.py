@@ -6,6 +6,8 @@ left its worker and before it is placed anew. Invariants:
 
 * a continuation carries `UNBOUND`, which no worker offers, until a decision was made for it; a failed decision leaves
   it there until `expired` gives it up, so it can never run in a wrong place;
+* a residence that has handed over a segment carries `UNBOUND` once it is off its worker: it is given back, not run
+  again;
 * a bound rollout is pinned to the instance that the policy chose, a tool call to the worker with its session, and both
   are decided anew when that worker is gone;
 * restrictions change only while a task is not on a worker (Dask books resources by them).
@@ -24,6 +26,7 @@ from libra.resources.tags import REWARD, TOOL, TRAIN, UNBOUND
 from libra.resources.types import ToolState
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.forwarding import Outbox
+from libra.scheduler_plugin.policy import Placement
 from libra.scheduler_plugin.retag import stimulus
 from libra.scheduler_plugin.routing import RoutingTable
 
@@ -65,7 +68,7 @@ class Binder:
         """Contexts of rollouts whose graph comes next."""
         for key, context in contexts.items():
             parts = key.split("-")
-            self.table.open(parts[3], context, first=parts[4] == "0")
+            self.table.open(parts[3], context, returns=int(parts[4]))
 
     def arrive(self, task: Any, parts: Parts) -> None:
         """A task of ours is new."""
@@ -110,7 +113,11 @@ class Binder:
             if address not in self._scheduler.workers:
                 self.table.withdraw(address)
         self._alarms.count(f"again:{parts[0]}")
-        if parts[0] == "rollout":
+        if task.metadata and wire.SEGMENT in task.metadata:
+            task.metadata, task.worker_restrictions = None, None
+            task.resource_restrictions = _UNBOUND
+            self._outbox.give_back(task, f"the worker of {task.key} is gone, or its role was taken from it")
+        elif parts[0] == "rollout":
             self._bind(task, parts)
         elif parts[0] == "tool":
             self._pin_tool(task, parts)
@@ -153,13 +160,22 @@ class Binder:
             return False
         return True
 
-    def _bind(self, task: Any, parts: Parts) -> None:
-        trajectory = parts[3]
+    def place(self, trajectory: str) -> Placement | str:
+        """Decide where the trajectory's next segment runs, and tell the instance that it leaves to forget it; or why
+        there is no decision."""
         try:
             placement, left = self.table.place(trajectory)
-        except Exception as error:  # noqa: BLE001 - a policy is anyone's code; the alarm tells, and the task stays unbound
+        except Exception as error:  # noqa: BLE001 - a policy is anyone's code; the alarm tells, and nothing runs
             self._alarms.ring("policy", error)
-            self._leave_unbound(task, f"the bucket policy failed: {type(error).__name__}: {error}")
+            return f"the bucket policy failed: {type(error).__name__}: {error}"
+        if left is not None:
+            self._outbox.forget(left, (trajectory,))
+        return placement
+
+    def _bind(self, task: Any, parts: Parts) -> None:
+        placement = self.place(parts[3])
+        if isinstance(placement, str):
+            self._leave_unbound(task, placement)
             return
         tag = placement.tag
         restrictions = self._tags.get(tag)
@@ -168,8 +184,6 @@ class Binder:
         task.resource_restrictions = restrictions
         task.worker_restrictions = None if placement.address is None else {placement.address}
         self._annotate(task, parts, tag)
-        if left is not None:
-            self._outbox.forget(left, (trajectory,))
         self._alarms.counts["bound"] += 1
 
     def _leave_unbound(self, task: Any, reason: str) -> None:

@@ -17,6 +17,7 @@ from libra.resources.types import Bucket
 from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.binding import Binder, Parts, split_key
 from libra.scheduler_plugin.policy import load_policy
+from libra.scheduler_plugin.residences import Residences
 from libra.scheduler_plugin.roles import Limits
 from libra.scheduler_plugin.routing import RoutingTable
 
@@ -36,6 +37,7 @@ class Claim:
         buckets = [Bucket(tp or 1, max_context) for tp, max_context, _ in spec.buckets]
         self.table = RoutingTable(load_policy(spec.policy), buckets)
         self.binder: Binder | None = None
+        self.residences: Residences | None = None
         self.weights: dict[str, Any] | None = None
         self.ending = False
         self.ended = asyncio.Event()

@@ -47,15 +47,26 @@ class Outbox:
             self.send(client.client_key, message)
             self._released[client.client_key].append(task.key)
         self._alarms.counts["results"] += 1
-        if not self._armed:
-            self._armed = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._arm()
+
+    def give_back(self, task: Any, reason: str) -> None:
+        """A residence has left its worker unfinished: tell whoever wants it, and release it."""
+        message = {"op": wire.EVENT, "event": "residence", "key": task.key, "reason": reason}
+        for client in task.who_wants or ():
+            self.send(client.client_key, message)
+            self._released[client.client_key].append(task.key)
+        self._arm()
 
     def forget(self, address: str, trajectories: Iterable[str]) -> None:
         """What the worker at ``address`` holds for these trajectories is no longer needed. Sent at once: it must come
         before a task that brings one of them back."""
         if address in self._scheduler.workers:
             self._scheduler.worker_send(address, {"op": wire.FORGET, "trajectories": list(trajectories)})
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._armed = False

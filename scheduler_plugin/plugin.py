@@ -87,6 +87,8 @@ class LibraScheduler(SchedulerPlugin):
                 wire.ROLE_STATE: self.on_role_state,
                 wire.WEIGHTS_LOADED: self.on_weights_loaded,
                 wire.PROGRESS: self.on_progress,
+                wire.SEGMENT: self.on_segment,
+                wire.ASK: self.on_ask,
             }
         )
         scheduler.extensions[wire.EXTENSION] = self
@@ -214,6 +216,18 @@ class LibraScheduler(SchedulerPlugin):
     def on_progress(self, fields: dict[str, Any], worker: str = "") -> None:
         """`wire.PROGRESS`."""
         self.tell("progress", fields=fields)
+
+    @_guarded
+    def on_segment(self, segments: list[Any], worker: str = "") -> None:
+        """`wire.SEGMENT`."""
+        if self.claim is not None and self.claim.residences is not None:
+            self.claim.residences.finished(segments)
+
+    @_guarded
+    def on_ask(self, asks: list[Any], worker: str = "") -> None:
+        """`wire.ASK`."""
+        if self.claim is not None and self.claim.residences is not None:
+            self.claim.residences.asked(worker, asks)
 
     # What the parts of the plugin share.
 

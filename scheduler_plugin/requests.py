@@ -21,6 +21,7 @@ from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.assignment import assign
 from libra.scheduler_plugin.binding import Binder
 from libra.scheduler_plugin.claims import Claim
+from libra.scheduler_plugin.residences import Residences
 from libra.scheduler_plugin.retag import offered
 from libra.scheduler_plugin.roles import Duty
 
@@ -76,8 +77,11 @@ class Requests:
         except TypeError as error:
             return {"error": f"the driver and the scheduler differ ({error}): install the same dask-libra in both"}
         claim.binder = Binder(plugin.scheduler, claim.table, plugin.outbox, plugin.alarms)
+        claim.residences = Residences(plugin.scheduler, claim.binder, plugin.outbox, plugin.alarms, client)
         if answers == "topic":
             plugin.outbox.by_topic.add(client)
+        else:
+            plugin.outbox.by_topic.discard(client)  # it may have claimed before, with the topic
         plugin.begin_claim(claim, assignment.duties)
         duties = {name: {"role": duty.role, "tp": duty.tp} for name, duty in assignment.duties.items()}
         return {"token": claim.token, "roles": duties, "notes": list(assignment.notes)}

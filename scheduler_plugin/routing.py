@@ -66,12 +66,12 @@ class RoutingTable:
 
     # Trajectories advance.
 
-    def open(self, trajectory: str, context: int, first: bool) -> None:
-        """A segment without a tool before it will come; ``first``: it begins the trajectory (again)."""
+    def open(self, trajectory: str, context: int, returns: int) -> None:
+        """A rollout without a tool task before it will come, after at most ``returns`` tool returns (0: it begins the
+        trajectory, maybe again)."""
         route = self._route(trajectory)
         route.context = context
-        if first:
-            route.history.clear()
+        del route.history[returns:]
 
     def returned(self, trajectory: str, turn: int, state: ToolState, context: int) -> None:
         """Call number ``turn`` has returned, maybe again; the context has grown to ``context``."""

@@ -26,6 +26,7 @@ from libra.tasks.envs.base import Action, Environment, EnvironmentConfig
 from libra.tasks.names import sample_stream, temperature
 from libra.tasks.roles import Role, Setting, make_environment
 from libra.tasks.running import Request, run_body
+from libra.tasks.sessions import Sessions
 
 _HOST = "libra.tasks.child.engine_host"
 
@@ -78,11 +79,14 @@ class RolloutRole(Role):
         self._loaded: int | None = None
         self._stats: dict[str, Any] = {}
         self.environment: Environment
+        self.sessions: Sessions | None = None
+        """Where tools are inline."""
 
     async def start(self) -> None:
         spec = self.spec
         try:
             self.environment = await asyncio.to_thread(make_environment, spec)
+            self.sessions = Sessions(self.environment, spec) if spec.inline else None
             child = await ChildProcess.start(
                 _HOST,
                 {"engine": spec.engine, "tokenizer": spec.tokenizer, "deterministic": spec.deterministic},
@@ -100,6 +104,8 @@ class RolloutRole(Role):
 
     async def stop(self) -> None:
         self._fail_pending(f"the engine of {self.setting.worker} is being stopped")
+        if self.sessions is not None:
+            self.sessions.close()
         if not self._engine.done():
             self._give_up("the role was given up before its engine started")
         elif self._engine.exception() is None:
@@ -147,6 +153,8 @@ class RolloutRole(Role):
 
     def forget(self, trajectories: Iterable[str]) -> None:
         ended = list(trajectories)
+        if self.sessions is not None:
+            self.sessions.forget(ended)
         engine = self._living()
         for trajectory in ended:
             for identifier, future in self._pending.get(trajectory, {}).items():
@@ -169,7 +177,8 @@ class RolloutRole(Role):
         return self._config.slots
 
     def stats(self) -> dict[str, Any]:
-        return {**self._stats, "pending": len(self._pending)}
+        sessions = {} if self.sessions is None else self.sessions.stats()
+        return {**self._stats, "pending": len(self._pending), **sessions}
 
     async def _request(self, trajectory: str, **fields: Any) -> dict[str, Any]:
         """The fields of the engine's `Generated`."""

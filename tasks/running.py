@@ -17,6 +17,7 @@ from distributed import Reschedule, Worker, get_worker
 from libra.resources import wire
 from libra.resources.codec import unpack
 from libra.resources.errors import InfraError
+from libra.tasks.line import Line
 from libra.tasks.roles import Role
 
 Request = dict[str, Any]
@@ -29,6 +30,7 @@ class Host(Protocol):
 
     worker: Worker
     bodies: Bodies
+    line: Line
     role: Role | None
     state: str
 
@@ -76,6 +78,12 @@ class Bodies:
             self._called_back.add(key)
 
 
+def this_host() -> Host:
+    """The worker plugin of the worker that this runs on."""
+    host: Host = get_worker().extensions[wire.EXTENSION]
+    return host
+
+
 async def run_body(
     role_class: type[R], blob: bytes, work: Callable[[R, Request], Awaitable[tuple[dict[str, Any], T]]]
 ) -> T:
@@ -83,7 +91,7 @@ async def run_body(
 
     `InfraError` if the worker does not have the role, ready (any more).
     """
-    host: Host = get_worker().extensions[wire.EXTENSION]
+    host = this_host()
     request: Request = unpack(blob)
     key, tasks = request["key"], host.worker.state.tasks
     if tasks[key].state not in ("executing", "long-running"):

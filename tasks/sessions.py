@@ -1,4 +1,5 @@
-"""The tool sessions of one worker: one a trajectory, each call of which happens once.
+"""The tool sessions of one worker (a tool worker, or a rollout worker where tools are inline): one a trajectory, each
+call of which happens once.
 
 Invariants: calls of a trajectory run one after another, those of different trajectories side by side; call k of a
 session that has made it is answered from its record; a session whose record does not agree with what the trajectory
@@ -112,6 +113,10 @@ class Sessions:
                 slot.forgotten = True
                 if not slot.lock.locked():
                     slot.drop()
+
+    def stats(self) -> dict[str, int]:
+        """Open sessions, and totals of calls made and of those among them that rebuilt a session."""
+        return {"sessions": len(self), "calls": self.calls, "replayed": self.replayed}
 
     def close(self) -> None:
         """Close all sessions."""

@@ -61,7 +61,4 @@ class ToolRole(Role):
         self.sessions.forget(trajectories)
 
     def stats(self) -> dict[str, Any]:
-        sessions = self._sessions
-        if sessions is None:
-            return {}
-        return {"sessions": len(sessions), "calls": sessions.calls, "replayed": sessions.replayed}
+        return {} if self._sessions is None else self._sessions.stats()

@@ -21,6 +21,7 @@ from libra.resources.errors import LibraError
 from libra.resources.types import WeightVersion
 from libra.resources.types.run import RunSpec
 from libra.tasks.child.host import error_text
+from libra.tasks.line import Line
 from libra.tasks.reward import RewardRole
 from libra.tasks.roles import Role, Setting
 from libra.tasks.rollout import RolloutRole
@@ -50,6 +51,7 @@ class LibraWorker(WorkerPlugin):
         """Called by Dask."""
         self.worker = worker
         self.bodies = Bodies()
+        self.line = Line(worker.batched_send)
         self.role: Role | None = None
         self.state = "none"
         """``none``, ``starting``, ``waiting`` (for weights), ``ready``, ``failed``, ``lost`` or ``stopped``."""
@@ -63,6 +65,7 @@ class LibraWorker(WorkerPlugin):
             wire.STOP_ROLE: self.on_stop_role,
             wire.LOAD_WEIGHTS: self.on_load_weights,
             wire.FORGET: self.on_forget,
+            wire.ANSWER: self.on_answer,
         }
         worker.extensions[wire.EXTENSION] = self
 
@@ -149,6 +152,10 @@ class LibraWorker(WorkerPlugin):
         """These trajectories have ended."""
         if self.role is not None and self.state in ("waiting", "ready"):
             self.role.forget(trajectories)
+
+    def on_answer(self, answers: list[Any]) -> None:
+        """The policy has decided for residences on this worker."""
+        self.line.answered(answers)
 
     def _replace(self, new: Role | None) -> Role | None:
         """Make ``new`` the role and return the one before, which must still be stopped."""

@@ -19,6 +19,7 @@ from libra.resources import wire
 from libra.resources.bootstrap import Bootstrap
 from libra.resources.cluster.local import LibraLocalCluster
 from libra.resources.codec import pack
+from libra.resources.errors import ResidenceLostError
 from libra.resources.keys import TaskKey
 from libra.resources.tags import Role as RoleName
 from libra.resources.types import Bucket, RolloutInstance, WeightVersion
@@ -243,6 +244,8 @@ class Play:
         self._news.set()
         if event["event"] == "unbound":
             self.driver.fail(event["key"], RuntimeError(event["reason"]))
+        elif event["event"] == "residence":
+            self.driver.fail(event["key"], ResidenceLostError(event["reason"]))
 
     async def ask(self, name: str, **fields: Any) -> dict[str, Any]:
         """One request under the claim's token."""

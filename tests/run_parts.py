@@ -93,6 +93,34 @@ class FaultySession(HopSession):
         return await super().tool(turn, call)
 
 
+class CountingHop(HopEnvironment):
+    """`hop` whose sessions hand over how many calls they have answered."""
+
+    artifacts = True
+
+    def open(self, task: dict[str, Any], trajectory: str, seed: int) -> CountingSession:
+        return CountingSession(self, task, trajectory, seed)
+
+
+class CountingSession(HopSession):
+    """One trajectory's lookups, counted."""
+
+    calls = 0
+
+    async def tool(self, turn: int, call: dict[str, Any]) -> ToolReturn:
+        self.calls += 1
+        return await super().tool(turn, call)
+
+    def artifact(self) -> dict[str, Any]:
+        return {"calls": self.calls}
+
+
+class ForgetfulHop(HopEnvironment):
+    """`hop` whose sessions cannot be rebuilt."""
+
+    replayable = False
+
+
 class Deaths:
     """Ends this process with kill -9 at named points, at each once in a run: ``options.deaths`` = [point, …]."""
 

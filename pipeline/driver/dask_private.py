@@ -73,12 +73,13 @@ class StreamTransport(Transport):
         handlers["cancelled-keys"] = cancelled
         handlers["lost-data"] = lost_data
         handlers[wire.RESULT] = listener.on_result
+        handlers[wire.GROWN] = listener.on_segments
         handlers[wire.EVENT] = lambda **fields: listener.on_event(fields)
 
     def detach(self) -> None:
         handlers = self._client._stream_handlers
         handlers.update(self._saved)
-        for op in (wire.RESULT, wire.EVENT):
+        for op in (wire.RESULT, wire.GROWN, wire.EVENT):
             # Late messages of a run that has ended find nobody, and that is not an error.
             handlers[op] = lambda **fields: None
         self._saved = {}

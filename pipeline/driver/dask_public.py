@@ -92,8 +92,11 @@ class TopicTransport(Transport):
         message = dict(event[1])
         if self._listener is None:
             return
-        if message.pop("op") == wire.RESULT:
+        op = message.pop("op")
+        if op == wire.RESULT:
             self._futures.pop(message["key"], None)
             self._listener.on_result(message["key"], message["value"])
+        elif op == wire.GROWN:
+            self._listener.on_segments(message["segments"])
         else:
             self._listener.on_event(message)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from libra.pipeline.driver.transport import Listener, Node, Transport
@@ -40,6 +40,7 @@ class Driver:
         self._window, self._max_inflight, self._max_batch = window, max_inflight, max_batch
         self._loop = asyncio.get_running_loop()
         self._pending: dict[str, asyncio.Future[Outcome]] = {}
+        self._on_segment: dict[str, Callable[[bytes], None]] = {}
         self._queue: deque[tuple[Sequence[Node], int | None]] = deque()
         self._sent: set[str] = set()
         self._released: list[str] = []
@@ -47,23 +48,32 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self.graphs = 0
         self.results = 0
+        self.segments = 0
         self.last_result = time.monotonic()
-        transport.attach(Listener(self._on_result, self._on_error, on_event))
+        transport.attach(Listener(self._on_result, self._on_error, self._on_segments, on_event))
 
     @property
     def inflight(self) -> int:
         """Wanted keys without an outcome, waiting ones included."""
         return len(self._pending)
 
-    async def submit(self, nodes: Sequence[Node], context: int | None = None) -> Outcome:
+    async def submit(
+        self,
+        nodes: Sequence[Node],
+        context: int | None = None,
+        on_segment: Callable[[bytes], None] | None = None,
+    ) -> Outcome:
         """Run ``nodes`` (in order, the last one is wanted) and return what its body left as its result.
 
-        ``context``: context tokens of a rollout that no tool precedes, for its placement. Raises what the body raised;
-        cancelling the caller releases the tasks.
+        ``context``: context tokens of a rollout that no tool task precedes, for its placement. ``on_segment``: called
+        with each packed segment of a residence, all of them before this returns or raises. Raises what the body or
+        ``on_segment`` raised; cancelling the caller releases the tasks.
         """
         key = nodes[-1].key
         future: asyncio.Future[Outcome] = self._loop.create_future()
         self._pending[key] = future
+        if on_segment is not None:
+            self._on_segment[key] = on_segment
         self._queue.append((nodes, context))
         self._arm()
         try:
@@ -137,6 +147,18 @@ class Driver:
         self.last_result = time.monotonic()
         self._resolve(key, value=value)
 
+    def _on_segments(self, segments: Iterable[tuple[str, bytes]]) -> None:
+        self.last_result = time.monotonic()
+        for key, segment in segments:
+            on_segment = self._on_segment.get(key)
+            if on_segment is None or self._pending[key].done():
+                continue  # nobody waits for its residence any more
+            self.segments += 1
+            try:
+                on_segment(segment)
+            except Exception as error:  # noqa: BLE001 - it is raised where the residence is awaited
+                self._on_error(key, error)
+
     def _on_error(self, key: str, error: BaseException) -> bool:
         if key not in self._pending:
             return False
@@ -147,6 +169,7 @@ class Driver:
 
     def _resolve(self, key: str, *, value: dict[str, Any] | None = None, error: BaseException | None = None) -> None:
         self._sent.discard(key)
+        self._on_segment.pop(key, None)
         future = self._pending.pop(key, None)
         if self._queue:
             self._arm()
@@ -159,6 +182,7 @@ class Driver:
 
     def _drop(self, key: str) -> None:
         future = self._pending.pop(key, None)
+        self._on_segment.pop(key, None)
         if future is not None and not future.done():
             future.cancel()
         if key in self._sent:

@@ -1,7 +1,8 @@
 """The seam between the driver and Dask: how graphs, releases and messages reach the scheduler and how results return.
 
 Invariants of every transport: messages sent through one transport arrive in order; a result or an error of a key is
-reported at most once; a key is released by the scheduler plugin as its result is forwarded, by `release` otherwise.
+reported at most once, after the key's segments; a key is released by the scheduler plugin as its result is forwarded,
+by `release` otherwise.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """What a transport calls, on the event loop: a wanted key's result, its failure, an event of the plugin."""
+    """What a transport calls, on the event loop: a wanted key's result, its failure, segments that residences have
+    finished (key, packed segment), an event of the plugin."""
 
     on_result: Callable[[str, dict[str, Any]], None]
     on_error: Callable[[str, BaseException], bool]
     """Returns whether the key was the listener's."""
+    on_segments: Callable[[Iterable[tuple[str, bytes]]], None]
     on_event: Callable[[dict[str, Any]], None]
 
 

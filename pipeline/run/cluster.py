@@ -45,16 +45,9 @@ async def connected(config: RunConfig, client: Client | None, logs: Path) -> Asy
 
 def local_cluster(config: RunConfig, logs: Path) -> LibraLocalCluster:
     """The local cluster that ``config`` asks for, not started yet."""
-    wanted = config.cluster.workers
-    workers: dict[Role, int] = {
-        "rollout": wanted.rollout,
-        "tool": wanted.tool,
-        "reward": wanted.reward,
-        "train": wanted.train,
-    }
     slots: dict[Role, int] = {"rollout": config.cluster.rollout_slots, "tool": config.cluster.tool_slots}
     return LibraLocalCluster(
-        workers,
+        config.workers,
         slots=slots,
         host=config.cluster.host,
         dashboard=config.cluster.dashboard,

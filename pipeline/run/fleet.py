@@ -13,7 +13,7 @@ from typing import Any
 
 from libra.pipeline.run.waits import Changes, Emit
 from libra.pipeline.view.events import Failed, Note, Progress, RoleChanged
-from libra.resources.errors import ClusterError, InfraError
+from libra.resources.errors import ClusterError, InfraError, ResidenceLostError
 
 
 @dataclass(slots=True)
@@ -31,7 +31,8 @@ class Member:
 
 
 class Fleet:
-    """Keeps roles and versions by worker; ``give_up(key, error)`` is called for a continuation that stayed unbound."""
+    """Keeps roles and versions by worker; ``give_up(key, error)`` is called for a continuation that stayed unbound
+    and for a residence whose worker is lost."""
 
     def __init__(self, emit: Emit, give_up: Callable[[str, BaseException], None]) -> None:
         self._emit, self._give_up = emit, give_up
@@ -58,6 +59,8 @@ class Fleet:
                 self._give_up(
                     fields["key"], InfraError(f"{fields['key']} was not bound to a worker: {fields['reason']}")
                 )
+            case "residence":
+                self._give_up(fields["key"], ResidenceLostError(fields["reason"]))
             case "alarm":
                 self._emit(Failed(now, "alarm", fields["where"], fields["error"]))
             case "progress":

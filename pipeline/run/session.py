@@ -23,7 +23,7 @@ from libra.pipeline.driver.transport import Transport
 from libra.pipeline.run.fleet import Fleet
 from libra.pipeline.run.loop import Parts, RunLoop, first_error
 from libra.pipeline.run.play import Player, PlayRules
-from libra.pipeline.run.spec import make_spec, make_tokenizer_file
+from libra.pipeline.run.spec import check_inline, make_spec, make_tokenizer_file
 from libra.pipeline.run.state import RunState
 from libra.pipeline.run.training import TrainingSide
 from libra.pipeline.run.waits import Emit, waiting
@@ -113,6 +113,7 @@ async def run_session(config: RunConfig, state: RunState, client: Client, emit: 
     environment_type = environment_class(config.environment.kind)
     tokenizer = make_tokenizer_file(config, environment_type, state.folder.tokenizer)
     environment = environment_type(config.environment, str(tokenizer), config.seed)
+    check_inline(config, environment)
     spec = make_spec(config, tokenizer, state.folder.path)
     weights_dir = weight_directory(state.folder.path, spec.run)
     async with AsyncExitStack() as stack:
@@ -150,6 +151,7 @@ async def run_session(config: RunConfig, state: RunState, client: Client, emit: 
             wall_seconds=config.environment.wall_timeout,
             retries=retries,
             artifacts=environment.artifacts,
+            inline=config.environment.inline,
         )
         loop = RunLoop(
             Parts(

@@ -17,7 +17,6 @@ TOKENIZER = "tokenizer.json"
 
 def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
     """The spec of a new claim: its ``run`` is fresh, so no key of an earlier attempt is ever used again."""
-    workers = config.cluster.workers
     return RunSpec(
         run=secrets.token_hex(4),
         name=config.name,
@@ -32,7 +31,7 @@ def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
         policy=config.policy.model_dump(mode="json"),
         tokenizer=str(tokenizer.absolute()),
         buckets=[[b.tp, b.max_context, b.instances] for b in config.buckets],
-        roles={"rollout": workers.rollout, "tool": workers.tool, "reward": workers.reward, "train": workers.train},
+        roles={str(role): count for role, count in config.workers.items()},
         temperature=config.algorithm.temperature,
         eval_temperature=config.eval.temperature,
         max_turn_tokens=config.environment.max_turn_tokens,
@@ -42,6 +41,15 @@ def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
         load_seconds=config.deadlines.load,
         stop_seconds=config.deadlines.stop,
     )
+
+
+def check_inline(config: RunConfig, environment: Environment) -> None:
+    """`ConfigError` if the tools of ``environment`` shall run inline but its sessions cannot move with a trajectory."""
+    if config.environment.inline and not environment.replayable:
+        raise ConfigError(
+            f"environment.inline = true but {type(environment).__name__} is not replayable: a session on a rollout "
+            "worker is rebuilt wherever its trajectory goes on; use environment.inline = false"
+        )
 
 
 def make_tokenizer_file(config: RunConfig, environment: type[Environment], folder: Path) -> Path:

@@ -31,6 +31,7 @@ MAY_DIFFER = (
     "cluster",
     "deadlines",
     "driver",
+    "environment.inline",
     "retries",
     "store",
     "staleness.deadline",

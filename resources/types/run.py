@@ -45,6 +45,11 @@ class RunSpec:
     policy: dict[str, Any] = field(default_factory=lambda: {"kind": "context_bounds"})
     pool: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def inline(self) -> bool:
+        """Whether tools run inside rollout tasks, one task a residence, instead of in tasks of their own."""
+        return bool(self.environment.get("inline", False))
+
     def to_wire(self) -> dict[str, Any]:
         """A dict of plain values; `from_wire` reads it back."""
         return asdict(self)

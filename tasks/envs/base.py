@@ -1,13 +1,14 @@
 """The seam of environments: tasks, what an action means, tools, and rewards.
 
 An environment object is stateless between trajectories and is made once in every process that needs it; what changes
-during a trajectory lives in a `Session` on one tool worker. Invariants: all randomness comes from names (seed,
+during a trajectory lives in a `Session` on one worker. Invariants: all randomness comes from names (seed,
 trajectory, turn), so a session can be rebuilt by replaying its calls; `reward` is a pure function of the task and the
 trajectory and never sees the session; a tool's payload is token ids that continue the context exactly.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 from abc import ABC, abstractmethod
@@ -30,7 +31,8 @@ class EnvironmentConfig(Config):
     kind: str = "hop"
     """``hop``, or the import path of an `Environment` (``my.module:Env``)."""
     inline: bool = False
-    """Whether tools run inside the rollout task (cheap, safe, in process)."""
+    """Whether tools run inside the rollout task, one task a residence: for tools that are cheap and safe in the rollout
+    worker's process, of an environment that is replayable."""
     max_turns: int = Field(default=20, ge=1)
     """Tool calls of one trajectory at most."""
     max_turn_tokens: int = Field(default=48, ge=1)
@@ -84,7 +86,7 @@ class Demonstrator(ABC):
 
 
 class Session(ABC):
-    """The state of one trajectory's tools, on one tool worker."""
+    """The state of one trajectory's tools, on one tool worker (on its rollout worker, where tools are inline)."""
 
     @abstractmethod
     async def tool(self, turn: int, call: dict[str, Any]) -> ToolReturn:
@@ -96,6 +98,17 @@ class Session(ABC):
 
     def close(self) -> None:  # noqa: B027 - most sessions hold nothing
         """Free what the session holds."""
+
+
+class BlockingSession(Session):
+    """A session whose tool is no coroutine: it runs in a thread, so that it holds nobody else up."""
+
+    @abstractmethod
+    def call(self, turn: int, call: dict[str, Any]) -> ToolReturn:
+        """What `tool` does. Calls of one session never overlap, unless one went on past its time-out."""
+
+    async def tool(self, turn: int, call: dict[str, Any]) -> ToolReturn:
+        return await asyncio.to_thread(self.call, turn, call)
 
 
 class Environment(ABC):

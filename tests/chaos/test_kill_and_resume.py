@@ -25,13 +25,16 @@ CAMPAIGNS: list[list[Victim]] = [
 ]
 """With the four kills of the last test, twenty: six drivers, four rollout workers, three tool workers, four engines and
 three trainers."""
+INLINE: list[Victim] = ["rollout", "engine", "driver", "rollout", "engine", "rollout", "driver", "engine"]
+"""The victims of a campaign in the fused form, where a rollout worker holds the sessions too."""
 AS_IT_STARTS = "driver as it starts"
 
 
-def campaign_config(folder: Path) -> dict[str, Any]:
+def campaign_config(folder: Path, inline: bool = False) -> dict[str, Any]:
     """A run that takes its time, so that a kill may come at any instant of a step."""
     return run_config(
         folder,
+        environment={"inline": inline},
         steps=STEPS,
         trainer={"options": {"train_seconds": "60 ms"}},
         engine={"options": {"slow_share": 0.05, "slow_factor": 5}},
@@ -43,7 +46,7 @@ def campaign_config(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def unkilled(tmp_path_factory: pytest.TempPathFactory) -> Counter[tuple[int, int, int]]:
-    """(prompt, member, length) → how often it is trained when nobody kills anything."""
+    """(prompt, member, length) → how often it is trained when nobody kills anything, in the pair form."""
     folder = tmp_path_factory.mktemp("unkilled") / "run"
     at_once = {"engine": {"options": {"step_seconds": 0}}, "trainer": {"options": {"train_seconds": 0}}}
     with RunProcess(merged(campaign_config(folder), at_once)) as run:
@@ -54,9 +57,9 @@ def unkilled(tmp_path_factory: pytest.TempPathFactory) -> Counter[tuple[int, int
 class Campaign:
     """One run from its first start to its last step, through kills and resumes."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, inline: bool = False) -> None:
         self.folder, self.random = folder, random.Random(seed)
-        self.config = campaign_config(folder)
+        self.config = campaign_config(folder, inline)
         self.runs: list[RunProcess] = []
         self.told: list[str] = []
         self._stack = ExitStack()
@@ -128,6 +131,13 @@ class Campaign:
         assert told["outcome"] == "finished"
         assert told["heldout_before"] == told["heldout_after"] == 0.5
 
+    def suffer(self, victims: list[Victim]) -> None:
+        """Kill ``victims`` one after another, spread over the run."""
+        for number, victim in enumerate(victims):
+            self.strike(victim, number * (STEPS - 2) // len(victims))
+            if victim == "driver":
+                self.resume()
+
     def tell(self, what: str) -> None:
         """Note what happened, for the message of a failure."""
         self.told.append(f"{what} (step {steps_done(self.folder)})")
@@ -141,14 +151,16 @@ class Campaign:
 def test_kills_change_nothing_of_what_is_trained(
     tmp_path: Path, seed: int, unkilled: Counter[tuple[int, int, int]]
 ) -> None:
-    victims = CAMPAIGNS[seed]
     with Campaign(tmp_path / "run", seed) as campaign:
-        for number, victim in enumerate(victims):
-            campaign.strike(victim, number * (STEPS - 2) // len(victims))
-            if victim == "driver":
-                campaign.resume()
+        campaign.suffer(CAMPAIGNS[seed])
         campaign.finish()
+        campaign.check(unkilled)
 
+
+def test_the_fused_form_trains_the_same_through_kills(tmp_path: Path, unkilled: Counter[tuple[int, int, int]]) -> None:
+    with Campaign(tmp_path / "run", seed=4, inline=True) as campaign:
+        campaign.suffer(INLINE)
+        campaign.finish()
         campaign.check(unkilled)
 
 

@@ -34,8 +34,10 @@ def client(cache: Path) -> Iterator[Client]:
         yield client
 
 
-def test_five_steps_equal_the_reference_loop(tmp_path: Path, cache: Path, client: Client) -> None:
-    config = load_config("quickstart", [*SMALL_RUN, f"run_dir={tmp_path / 'run'}"])
+@pytest.mark.parametrize("inline", [False, True], ids=["pairs", "residences"])
+def test_five_steps_equal_the_reference_loop(tmp_path: Path, cache: Path, client: Client, inline: bool) -> None:
+    form = f"environment.inline={str(inline).lower()}"
+    config = load_config("quickstart", [*SMALL_RUN, form, f"run_dir={tmp_path / 'run'}"])
     run = PlayedRun(client, to_plain(config))
     summary = run.fit()
 

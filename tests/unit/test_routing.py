@@ -67,14 +67,14 @@ def table(*instances: tuple[str, int]) -> RoutingTable:
 def test_first_segments_spread_over_the_instances_of_a_bucket() -> None:
     routes = table(("a", 1), ("b", 1))
     for number in range(6):
-        routes.open(f"g0m{number}", 40, first=True)
+        routes.open(f"g0m{number}", 40, returns=0)
         routes.place(f"g0m{number}")
     assert [(i.sequences, i.tokens) for i in routes.instances.values()] == [(3, 120), (3, 120)]
 
 
 def test_a_growing_trajectory_moves_up_and_its_old_instance_is_named_once() -> None:
     routes = table(("a", 1), ("b", 2))
-    routes.open("g0m0", 40, first=True)
+    routes.open("g0m0", 40, returns=0)
     assert routes.place("g0m0") == (Placement("rollout:tp1", "tcp://a"), None)
     routes.returned("g0m0", 0, OK, 90)
     assert routes.place("g0m0") == (Placement("rollout:tp1", "tcp://a"), None)
@@ -93,7 +93,7 @@ def test_a_repeated_tool_call_replaces_what_the_first_run_reported() -> None:
 def test_what_a_lost_worker_held_is_gone() -> None:
     routes = table(("a", 1))
     routes.offer_tool("tcp://t")
-    routes.open("g0m0", 40, first=True)
+    routes.open("g0m0", 40, returns=0)
     routes.place("g0m0")
     assert routes.session("g0m0") == "tcp://t"
     routes.withdraw("tcp://a")
@@ -107,7 +107,7 @@ def test_what_a_lost_worker_held_is_gone() -> None:
 def test_a_trajectory_that_ended_leaves_nothing() -> None:
     routes = table(("a", 1))
     routes.offer_tool("tcp://t")
-    routes.open("g0m0", 40, first=True)
+    routes.open("g0m0", 40, returns=0)
     routes.place("g0m0")
     routes.session("g0m0")
     assert routes.end(["g0m0", "g9m9"]) == {"tcp://a": ["g0m0"], "tcp://t": ["g0m0"]}
@@ -123,7 +123,7 @@ def test_an_answer_that_is_no_placement_is_refused() -> None:
 
     routes = RoutingTable(Wrong({}), BUCKETS)
     routes.offer("tcp://b", "b", 2, 8)
-    routes.open("g0m0", 40, first=True)
+    routes.open("g0m0", 40, returns=0)
     with pytest.raises(ValueError, match="instance 'tcp://b' for rollout:tp1"):
         routes.place("g0m0")
 
@@ -138,7 +138,7 @@ def test_an_instances_load_is_the_sum_over_the_trajectories_that_it_holds(action
     for turn, (action, number) in enumerate(actions):
         name = f"g0m{number}"
         if action == "open":
-            routes.open(name, 30, first=True)
+            routes.open(name, 30, returns=0)
         elif action == "return":
             routes.returned(name, turn, OK, 60 + turn * 10)
         elif action == "place" and name in routes.routes:

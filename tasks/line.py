@@ -1,0 +1,77 @@
+"""A worker's line to the scheduler plugin: finished segments and questions out, answers in.
+
+What comes up within one turn of the event loop travels as one message of each kind, on the ordered stream that carries
+Dask's own messages. Invariants: segments leave in the order in which they were finished, before any later question of
+their residence and, with `Line.flush`, before the end of its task; a question ends exactly once: answered, failed, out
+of time, or abandoned by who asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from libra.resources import wire
+from libra.resources.errors import DeadlineError, InfraError
+from libra.resources.types import ToolState
+
+
+class Line:
+    """One a worker. ``send``: puts a message on the worker's stream to the scheduler."""
+
+    def __init__(self, send: Callable[[wire.Message], object]) -> None:
+        self._send = send
+        self._segments: list[tuple[str, int, bytes]] = []
+        self._asks: list[tuple[int, str, int, int, list[Any], int]] = []
+        self._waiting: dict[int, asyncio.Future[bool]] = {}
+        self._numbers = itertools.count()
+        self._armed = False
+
+    def finished(self, key: str, run: int, segment: bytes) -> None:
+        """A residence (``key``, in Dask's run ``run`` of it) has finished a segment."""
+        self._segments.append((key, run, segment))
+        self._arm()
+
+    async def stays(self, key: str, run: int, turn: int, state: ToolState, context: int, seconds: float) -> bool:
+        """Whether the residence's trajectory goes on here, now that call number ``turn`` has returned and its context
+        has grown to ``context``. `InfraError` if the policy fails, or if nobody has answered after ``seconds``."""
+        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self._asks.append((number, key, run, turn, [state.type, state.size, state.status], context))
+        self._arm()
+        try:
+            async with asyncio.timeout(seconds):
+                return bool(await answer)
+        except TimeoutError:
+            waits = DeadlineError(f"a decision where {key} goes on", "the bucket policy", seconds, "deadlines.bind")
+            raise InfraError(str(waits)) from None
+        finally:
+            del self._waiting[number]
+
+    def answered(self, answers: list[Any]) -> None:
+        """`wire.ANSWER`."""
+        for number, stays, error in answers:
+            answer = self._waiting.get(number)
+            if answer is None or answer.done():
+                continue  # abandoned meanwhile
+            if error is None:
+                answer.set_result(stays)
+            else:
+                answer.set_exception(InfraError(error))
+
+    def flush(self) -> None:
+        """Send what has come up."""
+        self._armed = False
+        if self._segments:
+            segments, self._segments = self._segments, []
+            self._send({"op": wire.SEGMENT, "segments": segments})
+        if self._asks:
+            asks, self._asks = self._asks, []
+            self._send({"op": wire.ASK, "asks": asks})
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            asyncio.get_running_loop().call_soon(self.flush)

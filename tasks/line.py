@@ -11,11 +11,28 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from libra.resources import wire
 from libra.resources.errors import DeadlineError, InfraError
 from libra.resources.types import ToolState
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One that waits for its answer until ``deadline`` (loop time), ``seconds`` after it was asked."""
+
+    key: str
+    seconds: float
+    deadline: float
+    answer: asyncio.Future[bool]
+
+    def expire(self) -> None:
+        waits = DeadlineError(
+            f"a decision where {self.key} goes on", "the bucket policy", self.seconds, "deadlines.bind"
+        )
+        self.answer.set_exception(InfraError(str(waits)))
 
 
 class Line:
@@ -25,7 +42,8 @@ class Line:
         self._send = send
         self._segments: list[tuple[str, int, bytes]] = []
         self._asks: list[tuple[int, str, int, int, list[Any], int]] = []
-        self._waiting: dict[int, asyncio.Future[bool]] = {}
+        self._waiting: dict[int, _Question] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._numbers = itertools.count()
         self._armed = False
 
@@ -37,29 +55,28 @@ class Line:
     async def stays(self, key: str, run: int, turn: int, state: ToolState, context: int, seconds: float) -> bool:
         """Whether the residence's trajectory goes on here, now that call number ``turn`` has returned and its context
         has grown to ``context``. `InfraError` if the policy fails, or if nobody has answered after ``seconds``."""
-        number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
+        loop, number = asyncio.get_running_loop(), next(self._numbers)
+        question = _Question(key, seconds, loop.time() + seconds, loop.create_future())
+        self._waiting[number] = question
         self._asks.append((number, key, run, turn, [state.type, state.size, state.status], context))
         self._arm()
+        if self._timer is None or question.deadline < self._timer.when():
+            self._watch(loop, question.deadline)
         try:
-            async with asyncio.timeout(seconds):
-                return bool(await answer)
-        except TimeoutError:
-            waits = DeadlineError(f"a decision where {key} goes on", "the bucket policy", seconds, "deadlines.bind")
-            raise InfraError(str(waits)) from None
+            return bool(await question.answer)
         finally:
             del self._waiting[number]
 
     def answered(self, answers: list[Any]) -> None:
         """`wire.ANSWER`."""
         for number, stays, error in answers:
-            answer = self._waiting.get(number)
-            if answer is None or answer.done():
+            question = self._waiting.get(number)
+            if question is None or question.answer.done():
                 continue  # abandoned meanwhile
             if error is None:
-                answer.set_result(stays)
+                question.answer.set_result(stays)
             else:
-                answer.set_exception(InfraError(error))
+                question.answer.set_exception(InfraError(error))
 
     def flush(self) -> None:
         """Send what has come up."""
@@ -75,3 +92,19 @@ class Line:
         if not self._armed:
             self._armed = True
             asyncio.get_running_loop().call_soon(self.flush)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+        """Look at ``when`` whether a question is out of time: one timer for all, since hardly any ever is."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(when, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer, now, later = None, loop.time(), []
+        for question in self._waiting.values():
+            if question.deadline > now:
+                later.append(question.deadline)
+            elif not question.answer.done():
+                question.expire()
+        if later:
+            self._watch(loop, min(later))

@@ -7,7 +7,6 @@ tool's return before the policy has said that the trajectory stays.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,7 @@ class Residence:
         told = {
             "tool": None if tool is None else tool_return_to_wire(tool),
             "segment": segment_to_wire(segment),
-            "action": asdict(action),
+            "action": {"kind": action.kind, "call": action.call, "end": action.end},
         }
         self._line.finished(self._key, self._run, pack(told))
         return action.call if action.kind == "call" and len(self._history) < self._max_turns else None

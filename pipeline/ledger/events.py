@@ -106,13 +106,17 @@ class _Registry:
         kind.__name__: kind
         for kind in (Admitted, Segmented, Restarted, Ended, Closed, Stored, Trained, Installed, Evaluated)
     }
+    names: ClassVar[dict[type[Any], tuple[str, ...]]] = {
+        kind: tuple(part.name for part in fields(kind)) for kind in kinds.values()
+    }
 
 
 def to_record(event: Event) -> dict[str, Any]:
     """A dict that the journal packs; ``event`` names the kind."""
-    record: dict[str, Any] = {"event": type(event).__name__}
-    for part in fields(event):
-        record[part.name] = getattr(event, part.name)
+    kind = type(event)
+    record: dict[str, Any] = {"event": kind.__name__}
+    for name in _Registry.names[kind]:
+        record[name] = getattr(event, name)
     return record
 
 

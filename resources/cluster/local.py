@@ -91,7 +91,7 @@ class LibraLocalCluster(SpecCluster):
             "resources": {capability(role): slots},
             "memory_limit": 0,
             "death_timeout": self._place.start_seconds,
-            "preload": [GUARD],
+            "preload": [GUARD, TUNING],
         }
         return {"cls": WorkerProcess, "options": {"options": options, "place": self._place, "lost": self._on_lost}}
 

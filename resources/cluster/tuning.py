@@ -1,7 +1,8 @@
-"""A preload for schedulers that are launched here: less time in the garbage collector.
+"""A preload for schedulers and workers that are launched here: less time in the garbage collector.
 
-A scheduler holds hundreds of thousands of objects that die by reference count as tasks are forgotten; at the defaults
-every full collection walks them all for next to nothing, which was measured as a tenth of the scheduler's time.
+Both hold many thousands of objects that die by reference count as tasks are forgotten or end; at the defaults every
+full collection walks them all for next to nothing, which was measured as a tenth of the scheduler's time and as a third
+of that of a rollout worker with thousands of residences.
 """
 
 from __future__ import annotations

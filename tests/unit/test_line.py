@@ -64,3 +64,17 @@ async def test_a_question_ends_with_the_policy_s_words_or_at_its_deadline_and_la
     abandoned.cancel()
     await asyncio.wait([abandoned])
     line.answered([(sent[2]["asks"][0][0], True, None)])
+
+
+@awaited
+async def test_questions_of_different_deadlines_each_end_at_their_own() -> None:
+    line, _ = make()
+    long = asyncio.create_task(line.stays("long", 1, 0, OK, 50, 0.3))
+    await asyncio.sleep(0)
+    short = [asyncio.create_task(line.stays(f"short{n}", 1, 0, OK, 50, 0.02)) for n in range(2)]
+    for task in short:
+        with pytest.raises(InfraError, match=r"waited 0.02 s for a decision where short\d goes on"):
+            await task
+    assert not long.done()
+    with pytest.raises(InfraError, match=r"waited 0.3 s for a decision where long goes on"):
+        await long

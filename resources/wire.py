@@ -32,9 +32,10 @@ POST_BATCH = "libra_post_batch"
 
 # driver → plugin, stream
 OPEN = "libra-open"
-"""``token``, ``contexts``: {key: context tokens} of first rollouts and residences, sent before their graph."""
+"""``token``, ``opened``: {key: [context tokens, prompt]} of first rollouts and residences, sent before their graph."""
 END = "libra-end"
-"""``token``, ``trajectories``: [id]: they have ended; engines drop their KV, workers their sessions."""
+"""``token``, ``ended``: [[trajectory, final context tokens | None]]: engines drop their KV, workers their sessions.
+None: it failed or was given up."""
 
 # plugin → driver, stream
 RESULT = "libra-result"

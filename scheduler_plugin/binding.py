@@ -15,7 +15,7 @@ left its worker and before it is placed anew. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from time import monotonic
 from typing import Any
@@ -64,11 +64,11 @@ class Binder:
         self._reasons: dict[str, str] = {}
         self._tags: dict[str, dict[str, int]] = {}
 
-    def opened(self, contexts: dict[str, int]) -> None:
-        """Contexts of rollouts whose graph comes next."""
-        for key, context in contexts.items():
+    def opened(self, opened: Mapping[str, tuple[int, str]]) -> None:
+        """Contexts and prompts of rollouts whose graph comes next."""
+        for key, (context, prompt) in opened.items():
             parts = key.split("-")
-            self.table.open(parts[3], context, returns=int(parts[4]))
+            self.table.open(parts[3], prompt, context, returns=int(parts[4]))
 
     def arrive(self, task: Any, parts: Parts) -> None:
         """A task of ours is new."""
@@ -146,9 +146,9 @@ class Binder:
             if task.resource_restrictions is _UNBOUND:
                 yield task.key, self._reasons.pop(task.key, "no decision was made: see the alarms")
 
-    def ended(self, trajectories: Iterable[str]) -> None:
-        """Trajectories have ended: tell who holds something of theirs."""
-        for address, held in self.table.end(trajectories).items():
+    def ended(self, ended: Iterable[tuple[str, int | None]]) -> None:
+        """Trajectories have ended, at these final contexts: tell who holds something of theirs."""
+        for address, held in self.table.end(ended).items():
             self._outbox.forget(address, held)
 
     def _decide(self, task: Any, parts: Parts) -> bool:

@@ -180,16 +180,16 @@ class LibraScheduler(SchedulerPlugin):
     # Messages.
 
     @_guarded
-    def on_open(self, token: str, contexts: dict[str, int], client: str = "") -> None:
+    def on_open(self, token: str, opened: dict[str, tuple[int, str]], client: str = "") -> None:
         """`wire.OPEN`."""
         if (claim := self.holds(token)) is not None and claim.binder is not None:
-            claim.binder.opened(contexts)
+            claim.binder.opened(opened)
 
     @_guarded
-    def on_end(self, token: str, trajectories: list[str], client: str = "") -> None:
+    def on_end(self, token: str, ended: list[tuple[str, int | None]], client: str = "") -> None:
         """`wire.END`."""
         if (claim := self.holds(token)) is not None and claim.binder is not None:
-            claim.binder.ended(trajectories)
+            claim.binder.ended(ended)
 
     @_guarded
     def on_role_state(

@@ -117,14 +117,14 @@ class Requests:
             return _REFUSED
         return {**public, **self._everything(claim)}
 
-    async def open(self, token: str, contexts: dict[str, int]) -> Reply:
+    async def open(self, token: str, opened: dict[str, tuple[int, str]]) -> Reply:
         """`wire.OPEN` as a request."""
-        self._plugin.on_open(token, contexts)
+        self._plugin.on_open(token, opened)
         return {}
 
-    async def end(self, token: str, trajectories: list[str]) -> Reply:
+    async def end(self, token: str, ended: list[tuple[str, int | None]]) -> Reply:
         """`wire.END` as a request."""
-        self._plugin.on_end(token, trajectories)
+        self._plugin.on_end(token, ended)
         return {}
 
     async def set_role(self, token: str, worker: str, role: str | None, tp: int | None = None) -> Reply:

@@ -15,12 +15,13 @@ from libra.scheduler_plugin.policy import BucketPolicy, FinishedTrajectory, Plac
 
 
 class Route:
-    """One live trajectory. ``context``: tokens before its next segment, None while nobody has told; ``held``: the
-    tokens that count towards ``instance``'s load."""
+    """One live trajectory. ``prompt``: its prompt's key; ``context``: tokens before its next segment, None while nobody
+    has told; ``held``: the tokens that count towards ``instance``'s load."""
 
-    __slots__ = ("context", "held", "history", "instance", "session")
+    __slots__ = ("context", "held", "history", "instance", "prompt", "session")
 
     def __init__(self) -> None:
+        self.prompt = ""
         self.context: int | None = None
         self.held = 0
         self.history: list[ToolState] = []
@@ -66,11 +67,11 @@ class RoutingTable:
 
     # Trajectories advance.
 
-    def open(self, trajectory: str, context: int, returns: int) -> None:
+    def open(self, trajectory: str, prompt: str, context: int, returns: int) -> None:
         """A rollout without a tool task before it will come, after at most ``returns`` tool returns (0: it begins the
         trajectory, maybe again)."""
         route = self._route(trajectory)
-        route.context = context
+        route.prompt, route.context = prompt, context
         del route.history[returns:]
 
     def returned(self, trajectory: str, turn: int, state: ToolState, context: int) -> None:
@@ -92,7 +93,7 @@ class RoutingTable:
             )
         if self._listed is None:
             self._listed = tuple(self.instances.values())
-        request = PlacementRequest(trajectory, route.context, route.history, route.instance)
+        request = PlacementRequest(trajectory, route.prompt, route.context, route.history, route.instance)
         placement = self.policy.place(request, self._listed, self.buckets)
         self._check(placement)
         if placement.address is None:
@@ -108,10 +109,11 @@ class RoutingTable:
             self.tools[route.session] += 1
         return route.session
 
-    def end(self, trajectories: Iterable[str]) -> dict[str, list[str]]:
-        """Trajectories that have ended, by address of the workers that hold something of theirs."""
+    def end(self, ended: Iterable[tuple[str, int | None]]) -> dict[str, list[str]]:
+        """Trajectories that have ended, each with its final context (None: it failed, or was given up), by address of
+        the workers that hold something of theirs."""
         holders: dict[str, list[str]] = {}
-        for trajectory in trajectories:
+        for trajectory, context in ended:
             route = self.routes.pop(trajectory, None)
             if route is None:
                 continue
@@ -120,7 +122,7 @@ class RoutingTable:
                     holders.setdefault(address, []).append(trajectory)
             if route.session in self.tools:
                 self.tools[route.session] -= 1
-            self.policy.observe(FinishedTrajectory(trajectory, route.context or 0, route.history))
+            self.policy.observe(FinishedTrajectory(trajectory, route.prompt, context, route.history))
         return holders
 
     def _route(self, trajectory: str) -> Route:

@@ -14,7 +14,7 @@ from distributed import Client, Scheduler, Worker, get_worker
 
 from libra.pipeline.driver.dask_private import StreamTransport
 from libra.pipeline.driver.driver import Driver
-from libra.pipeline.driver.transport import Node
+from libra.pipeline.driver.transport import Node, Opening
 from libra.resources import wire
 from libra.resources.bootstrap import Bootstrap
 from libra.resources.cluster.local import LibraLocalCluster
@@ -270,7 +270,7 @@ class Play:
         """The first segment of a trajectory."""
         key = self.key("rollout", trajectory)
         node = Node(key, rollout, pack({"key": key, "seconds": seconds}))
-        return await self.driver.submit([node], context=context)
+        return await self.driver.submit([node], Opening(context, trajectory.partition("m")[0]))
 
     async def turn(self, trajectory: str, index: int, size: int, seconds: float = 0.0, **fields: Any) -> dict[str, Any]:
         """Call number ``index`` and the segment that continues from it."""

@@ -176,7 +176,7 @@ async def reside(play: Play, form: Residences, name: str, sizes: list[int]) -> B
             except ResidenceLostError:
                 book.lost += 1
     finally:
-        play.driver.end(name)
+        play.driver.end(name, None)
     return book
 
 

@@ -197,7 +197,9 @@ class Replay:
     def _place(self, now: float, run: _Run) -> None:
         engine = run.instance
         history = run.trace.states[: run.turn]
-        request = PlacementRequest(run.trace.name, run.context, history, engine.shown.address if engine else None)
+        request = PlacementRequest(
+            run.trace.name, run.trace.prompt, run.context, history, engine.shown.address if engine else None
+        )
         placed = self.policy.place(request, [e.shown for e in self.engines.values()], self.cluster.buckets)
         assert placed.address is not None
         target = self.engines[placed.address]
@@ -237,7 +239,7 @@ class Replay:
             if run.turn:
                 outcome.trajectories += 1
                 outcome.faultless += run.faults == 0
-            self.policy.observe(FinishedTrajectory(run.trace.name, run.context, run.trace.states))
+            self.policy.observe(FinishedTrajectory(run.trace.name, run.trace.prompt, run.context, run.trace.states))
         self._wake(engine)
 
     def _wake(self, engine: _Engine) -> None:

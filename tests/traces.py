@@ -43,6 +43,11 @@ class Trace:
         object.__setattr__(self, "final", self.prompt_tokens + grown)
 
     @property
+    def prompt(self) -> str:
+        """Its prompt's key, from its name: what its members in every step have in common."""
+        return self.name[1:].partition("s" if "s" in self.name else "e")[0]
+
+    @property
     def states(self) -> tuple[ToolState, ...]:
         """The states of its tool returns."""
         return tuple(turn.state for turn in self.turns if turn.state is not None)
@@ -55,11 +60,6 @@ def contexts(trace: Trace) -> tuple[int, ...]:
         if turn.state is not None:
             found.append(found[-1] + turn.generated + turn.payload)
     return tuple(found)
-
-
-def prompt_key(name: str) -> str:
-    """The prompt of a trace, from its name: what its members in every step have in common."""
-    return name[1:].partition("s" if "s" in name else "e")[0]
 
 
 def trace_of(trajectory: Trajectory) -> Trace:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from libra.pipeline.driver.transport import Listener, Node, Transport
+from libra.pipeline.driver.transport import Listener, Node, Opening, Transport
 from libra.resources import wire
 
 Outcome = dict[str, Any]
@@ -41,10 +41,10 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[str, asyncio.Future[Outcome]] = {}
         self._on_segment: dict[str, Callable[[bytes], None]] = {}
-        self._queue: deque[tuple[Sequence[Node], int | None]] = deque()
+        self._queue: deque[tuple[Sequence[Node], Opening | None]] = deque()
         self._sent: set[str] = set()
         self._released: list[str] = []
-        self._ended: list[str] = []
+        self._ended: list[tuple[str, int | None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self.graphs = 0
         self.results = 0
@@ -60,21 +60,21 @@ class Driver:
     async def submit(
         self,
         nodes: Sequence[Node],
-        context: int | None = None,
+        opening: Opening | None = None,
         on_segment: Callable[[bytes], None] | None = None,
     ) -> Outcome:
         """Run ``nodes`` (in order, the last one is wanted) and return what its body left as its result.
 
-        ``context``: context tokens of a rollout that no tool task precedes, for its placement. ``on_segment``: called
-        with each packed segment of a residence, all of them before this returns or raises. Raises what the body or
-        ``on_segment`` raised; cancelling the caller releases the tasks.
+        ``opening``: of a rollout that no tool task precedes, for its placement. ``on_segment``: called with each packed
+        segment of a residence, all of them before this returns or raises. Raises what the body or ``on_segment``
+        raised; cancelling the caller releases the tasks.
         """
         key = nodes[-1].key
         future: asyncio.Future[Outcome] = self._loop.create_future()
         self._pending[key] = future
         if on_segment is not None:
             self._on_segment[key] = on_segment
-        self._queue.append((nodes, context))
+        self._queue.append((nodes, opening))
         self._arm()
         try:
             return await future
@@ -82,9 +82,10 @@ class Driver:
             self._drop(key)
             raise
 
-    def end(self, trajectory: str) -> None:
-        """Tell the cluster that a trajectory has ended: its KV and its session may go."""
-        self._ended.append(trajectory)
+    def end(self, trajectory: str, context: int | None) -> None:
+        """Tell the cluster that a trajectory has ended: its KV and its session may go. ``context``: its final context
+        in tokens, from which the bucket policy learns; None if it failed or was given up, which teaches nothing."""
+        self._ended.append((trajectory, context))
         self._arm()
 
     def fail(self, key: str, error: BaseException) -> None:
@@ -117,26 +118,26 @@ class Driver:
             self._transport.release(released)
         if self._ended:
             ended, self._ended = self._ended, []
-            self._transport.send(wire.END, token=self._token, trajectories=ended)
+            self._transport.send(wire.END, token=self._token, ended=ended)
 
     def _send_graph(self) -> None:
         nodes: list[Node] = []
         wanted: list[str] = []
-        contexts: dict[str, int] = {}
+        opened: dict[str, tuple[int, str]] = {}
         while self._queue and len(self._sent) < self._max_inflight and len(wanted) < self._max_batch:
-            chain, context = self._queue.popleft()
+            chain, opening = self._queue.popleft()
             key = chain[-1].key
             if key not in self._pending:
                 continue  # cancelled before it was sent
             nodes.extend(chain)
             wanted.append(key)
             self._sent.add(key)
-            if context is not None:
-                contexts[key] = context
+            if opening is not None:
+                opened[key] = (opening.context, opening.prompt)
         if not nodes:
             return
-        if contexts:
-            self._transport.send(wire.OPEN, token=self._token, contexts=contexts)
+        if opened:
+            self._transport.send(wire.OPEN, token=self._token, opened=opened)
         self._transport.submit(nodes, wanted)
         self.graphs += 1
         if self._queue and len(self._sent) < self._max_inflight:

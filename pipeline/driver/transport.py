@@ -24,6 +24,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """What places a rollout that no tool task precedes: the ``context`` tokens before it, and the key of the
+    trajectory's ``prompt``, the same for all members of a group and in every epoch."""
+
+    context: int
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
 class Listener:
     """What a transport calls, on the event loop: a wanted key's result, its failure, segments that residences have
     finished (key, packed segment), an event of the plugin."""

@@ -14,13 +14,18 @@ from itertools import count
 from typing import Any
 
 from libra.pipeline.driver.driver import Driver
-from libra.pipeline.driver.transport import Node
+from libra.pipeline.driver.transport import Node, Opening
 from libra.pipeline.ledger.draft import Draft
 from libra.resources.keys import Kind, TaskKey
 
 Wire = dict[str, Any]
 Grow = Callable[[Wire | None, Wire, Wire], None]
 """Takes the tool return before a segment (or None), the segment, and the action that it means, in wire forms."""
+
+
+def draft_opening(draft: Draft, payload: int = 0) -> Opening:
+    """What places the next rollout of ``draft``, which ``payload`` tokens precede that the draft does not have yet."""
+    return Opening(draft.length + payload, f"{draft.id.stream}{draft.prompt}")
 
 
 class Form(ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libra.pipeline.driver.transport import Node
 from libra.pipeline.ledger.draft import Draft
-from libra.pipeline.run.forms import Form, Grow, Wire
+from libra.pipeline.run.forms import Form, Grow, Wire, draft_opening
 from libra.resources.codec import pack
 from libra.tasks.rollout import rollout as rollout_body
 from libra.tasks.tool import tool as tool_body
@@ -27,7 +27,7 @@ class Pairs(Form):
         }
         if draft.next == "rollout":
             nodes = [Node(key, rollout_body, pack(blob))]
-            result = await self.driver.submit(nodes, context=len(context))
+            result = await self.driver.submit(nodes, draft_opening(draft))
         else:
             tool_key = self.key("tool", step, draft, index - 1)
             call = self._call(draft, tool_key, draft.action)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from libra.pipeline.driver.driver import Driver
 from libra.pipeline.driver.transport import Node
 from libra.pipeline.ledger.draft import Draft, Next
-from libra.pipeline.run.forms import Wire
+from libra.pipeline.run.forms import Wire, draft_opening
 from libra.pipeline.run.pairs import Pairs
 from libra.pipeline.run.residences import Residences
 from libra.pipeline.run.waits import Emit
@@ -82,9 +82,12 @@ class Player:
     async def play(self, draft: Draft, step: int, hooks: Hooks) -> Verdict:
         """Run ``draft`` to its end; ``step`` goes into its keys. Raises `TooManyFailuresError` only."""
         self.active += 1
+        final = None
         try:
             async with asyncio.timeout(self._rules.wall_seconds) as limit:
-                return await self._persist(draft, step, hooks)
+                verdict = await self._persist(draft, step, hooks)
+            final = draft.length if verdict.failure is None else None
+            return verdict
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -95,7 +98,7 @@ class Player:
             return Verdict(None, Failure("task", reason), {})
         finally:
             self.active -= 1
-            self._driver.end(str(draft.id))
+            self._driver.end(str(draft.id), final)
 
     async def _persist(self, draft: Draft, step: int, hooks: Hooks) -> Verdict:
         """Try the next thing the draft needs until it has ended or its retries are used up."""
@@ -140,7 +143,7 @@ class Player:
         if artifact is None:
             result = await self._driver.submit([node])
         else:
-            result = await self._driver.submit([artifact, node], context=draft.length)
+            result = await self._driver.submit([artifact, node], draft_opening(draft))
         return Verdict(float(result["reward"]), None, result.get("artifact") or {})
 
     def _account(self, segment: Wire, tool: Wire | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from libra.pipeline.driver.transport import Node
 from libra.pipeline.ledger.draft import Draft
-from libra.pipeline.run.forms import Form, Grow, Wire
+from libra.pipeline.run.forms import Form, Grow, Wire, draft_opening
 from libra.resources.codec import pack, tool_return_from_wire, unpack
 from libra.resources.errors import InfraError
 from libra.tasks.residence import hand_over as hand_over_body
@@ -43,8 +43,8 @@ class Residences(Form):
             grow(told["tool"], told["segment"], told["action"])
 
         nodes = [Node(key, residence_body, pack(blob))]
-        length = draft.length + (0 if tool is None else len(tool_return_from_wire(tool).payload))
-        left: Wire | None = (await self.driver.submit(nodes, length, on_segment))["tool"]
+        payload = 0 if tool is None else len(tool_return_from_wire(tool).payload)
+        left: Wire | None = (await self.driver.submit(nodes, draft_opening(draft, payload), on_segment))["tool"]
         if left is None and draft.next != "reward":
             raise InfraError(f"{key} ended, but {draft.id} is at {draft.length} tokens and still needs a {draft.next}")
         return left

@@ -28,7 +28,6 @@ from libra.scheduler_plugin.planner import Planner
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.policy.mlfq import Mlfq
 from libra.scheduler_plugin.simulation import Engine, Moves, RolloutSimulation
-from libra.scheduler_plugin.simulation.traces import prompt_of
 
 Status = Literal["derived", "tuned", "not reproduced"]
 
@@ -164,7 +163,7 @@ def _routing(seeds: int) -> list[Figure]:
     moved: dict[str, list[float]] = {"cmlfq": [], "mlfq": []}
     for seed in range(seeds):
         workload = Workload(WorkloadConfig(prompts=128), seed, 5, 48, 16)
-        policies: dict[str, BucketPolicy] = {"cmlfq": CMlfq({}, prompt_of), "mlfq": Mlfq({})}
+        policies: dict[str, BucketPolicy] = {"cmlfq": CMlfq({}), "mlfq": Mlfq({})}
         for name, policy in policies.items():
             degrees = [1] * 8 + [2] * 6 + [4] * 3 + [8]
             engines = [Engine(f"e{i}", f"n{i // 6}", costs.of(tp)) for i, tp in enumerate(degrees)]

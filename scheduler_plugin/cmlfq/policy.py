@@ -8,7 +8,7 @@ changed; a trajectory that has ended leaves only what the tree learned; at most 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -23,7 +23,6 @@ from libra.scheduler_plugin.cmlfq.tree import UNSEEN, Node, PrefixTree
 from libra.scheduler_plugin.policy.balance import instance_at, placement
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
 from libra.scheduler_plugin.policy.options import parsed
-from libra.scheduler_plugin.policy.prompts import prompt_of
 
 
 class CMlfqConfig(Config):
@@ -98,8 +97,7 @@ class _Trail:
 class CMlfq(BucketPolicy):
     """The causality-driven multi-level feedback queue."""
 
-    def __init__(self, options: Mapping[str, Any], prompt_of: Callable[[str], str] = prompt_of) -> None:
-        """``prompt_of``: the prompt's key from a trajectory's name."""
+    def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         self.config = parsed(CMlfqConfig, "cmlfq", options)
         c = self.config
@@ -110,7 +108,6 @@ class CMlfq(BucketPolicy):
         self._estimator = Estimator(self.tree, min_evidence=c.min_evidence, shrinkage=c.shrinkage)
         self._router = Router(c.router, self.costs)
         self._outlook = Outlook(self.costs)
-        self._prompt_of = prompt_of
         self._trails: dict[str, _Trail] = {}
 
     def place(
@@ -132,7 +129,7 @@ class CMlfq(BucketPolicy):
         first = returns == 0 and request.current is None
         address = None if current is None else request.current
         at = Standing(request.context, current, address, moves, rested, first)
-        trail.follow(self.tree, self._prompt_of(request.trajectory), request.history)
+        trail.follow(self.tree, request.prompt, request.history)
         estimate = self._estimator.estimate(trail.own, trail.everywhere, trail.contexts)
         self._outlook.replace(trail.shares, ())
         decision = self._router.decide(at, estimate, instances, buckets, self._outlook.by_degree)
@@ -145,7 +142,8 @@ class CMlfq(BucketPolicy):
         if trail is None:
             return
         self._outlook.replace(trail.shares, ())
-        self.tree.learn(self._prompt_of(finished.trajectory), finished.history, trail.contexts, finished.context)
+        if finished.context is not None:
+            self.tree.learn(finished.prompt, finished.history, trail.contexts, finished.context)
 
     def metrics(self) -> dict[str, float]:
         """What the tree holds and takes: counts, and bytes."""

@@ -28,7 +28,7 @@ from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.simulation.loop import LoopConfig, RunLoop
 from libra.scheduler_plugin.simulation.states import Moves
-from libra.scheduler_plugin.simulation.traces import Trace, Turn, prompt_of
+from libra.scheduler_plugin.simulation.traces import Trace, Turn
 
 MOST = 100
 """Plans looked at."""
@@ -61,7 +61,7 @@ def cmlfq_for(planner: Planner) -> BucketPolicy:
         "decode": {s.tp: (s.step, s.sequence, s.token) for s in steps},
         "kv_tokens": {s.tp: int(s.capacity) for s in steps},
     }
-    return PlanRouting(CMlfq({"cost": cost}, prompt_of))
+    return PlanRouting(CMlfq({"cost": cost}))
 
 
 ROUTERS: dict[str, Callable[[Planner], BucketPolicy]] = {

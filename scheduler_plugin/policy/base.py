@@ -32,11 +32,13 @@ _SHIPPED = {
 class PlacementRequest:
     """One segment that is to run next.
 
-    ``context``: tokens before it. ``history``: the states of the trajectory's tool returns so far, the latest last
+    ``prompt``: the key of the trajectory's prompt, the same for all members of a group and in every epoch. ``context``:
+    tokens before the segment. ``history``: the states of the trajectory's tool returns so far, the latest last
     (do not change it). ``current``: address of the instance that holds its KV, None when none does.
     """
 
     trajectory: str
+    prompt: str
     context: int
     history: Sequence[ToolState]
     current: str | None
@@ -53,10 +55,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class FinishedTrajectory:
-    """What is known of a trajectory that has ended: its last context in tokens and the states of its tool returns."""
+    """What is known of a trajectory that has ended: its prompt, its final context in tokens, the states of its tool
+    returns. ``context`` is None if it failed or was given up: then it shows nothing about lengths."""
 
     trajectory: str
-    context: int
+    prompt: str
+    context: int | None
     history: Sequence[ToolState]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -20,7 +20,6 @@ from pydantic import Field
 from libra.resources.config import Config
 from libra.scheduler_plugin.policy.base import FinishedTrajectory, PlacementRequest
 from libra.scheduler_plugin.policy.options import parsed
-from libra.scheduler_plugin.policy.prompts import prompt_of
 from libra.scheduler_plugin.policy.static import StaticPolicy
 
 
@@ -64,15 +63,14 @@ def feature(prompt: str, width: int) -> int:
 class EmbeddingLike(StaticPolicy):
     """Guesses at the first segment and keeps the guess."""
 
-    def __init__(self, options: Mapping[str, Any], prompt_of: Callable[[str], str] = prompt_of) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
         self._config = parsed(EmbeddingLikeConfig, "embedding_like", options)
-        self._prompt_of = prompt_of
         self._guesses: dict[str, float] = {}
 
     def final_context(self, request: PlacementRequest) -> float:
         if not request.history:
-            self._guesses[request.trajectory] = self.guess(self._prompt_of(request.trajectory), request.context)
+            self._guesses[request.trajectory] = self.guess(request.prompt, request.context)
         return self._guesses.get(request.trajectory, float(request.context))
 
     def guess(self, prompt: str, prompt_tokens: int) -> float:

@@ -212,7 +212,11 @@ class RolloutSimulation:
             life.context = job.context
         alive = source is not None and not source.retired
         request = PlacementRequest(
-            life.trace.name, int(life.context), life.history, source.address if alive and source else None
+            life.trace.name,
+            life.trace.prompt,
+            int(life.context),
+            life.history,
+            source.address if alive and source else None,
         )
         engine = self._choose(self.policy.place(request, self._instances(), self.buckets), source if alive else None)
         if life.history and not resumed:
@@ -314,8 +318,8 @@ class RolloutSimulation:
         self._discharge(life)
         del self._lives[index]
         del self._by_name[life.trace.name]
-        if how == "finished":
-            self.policy.observe(FinishedTrajectory(life.trace.name, int(life.context), tuple(life.history)))
+        final = int(life.context) if how == "finished" else None
+        self.policy.observe(FinishedTrajectory(life.trace.name, life.trace.prompt, final, tuple(life.history)))
         return Ended(life.trace, how, life.version, life.began, self.now, life.job.queued, life.retries)
 
     def _admit(self, engine: Engine) -> None:

@@ -40,6 +40,11 @@ class Trace:
         """What the members of one group share."""
         return self.name.rpartition("m")[0]
 
+    @property
+    def prompt(self) -> str:
+        """Its prompt's key, the same in every epoch."""
+        return self.name.partition("e")[0]
+
     def record(self) -> RequestRecord:
         """Its record, as telemetry would have it with the KV kept between turns."""
         turns = ((turn.generated, turn.payload, turn.seconds) for turn in self.turns)
@@ -57,8 +62,3 @@ def trace_of(trajectory: Trajectory, domain: str = "default") -> Trace:
         turns.append(Turn(generated, tool.state, len(tool.payload), tool.seconds) if tool else Turn(generated))
     name = f"p{trajectory.prompt}e{trajectory.epoch}m{trajectory.id.member}"
     return Trace(name, trajectory.prompt_tokens, tuple(turns), domain)
-
-
-def prompt_of(name: str) -> str:
-    """The prompt of a trajectory, the same in every epoch."""
-    return name.partition("e")[0]

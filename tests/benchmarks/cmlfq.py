@@ -27,7 +27,13 @@ def run(rounds: int = 7, decisions: int = 1_000) -> Rows:
     ]
     # A trajectory comes to its last return but one, then to its last: as it goes, each decision sees one return more.
     asked = [
-        PlacementRequest(request.trajectory, request.context - 300 * back, request.history[: DEPTH - back], at.address)
+        PlacementRequest(
+            request.trajectory,
+            request.prompt,
+            request.context - 300 * back,
+            request.history[: DEPTH - back],
+            at.address,
+        )
         for request, at in zip(requests[: decisions // 2], itertools.cycle(instances))
         for back in (1, 0)
     ]
@@ -66,11 +72,11 @@ def _group(policy: CMlfq, number: int) -> list[PlacementRequest]:
         name, history, context = f"g{number}m{member}", paths[member % 2], 500
         grows = draw.choice((100, 300, 900))
         for returns in range(DEPTH + 1):
-            request = PlacementRequest(name, context, history[:returns], None)
+            request = PlacementRequest(name, name.partition("m")[0], context, history[:returns], None)
             policy.place(request, (), BUCKETS)
             context += grows
         if member < 6:
-            policy.observe(FinishedTrajectory(name, context, history))
+            policy.observe(FinishedTrajectory(name, name.partition("m")[0], context, history))
         else:
             found.append(request)
     return found

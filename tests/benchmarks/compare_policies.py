@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replay import COSTS, Cluster, Outcome, replay
-from traces import Trace, Workload, drifting, prompt_key
+from traces import Trace, Workload, drifting
 
 from libra.resources.types import Bucket
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
@@ -38,8 +38,8 @@ def policies(steps: Steps) -> dict[str, Callable[[], BucketPolicy]]:
     """The policies; `embedding_like` is fitted on the first step, as one that is fitted offline would be."""
 
     def embedding_like() -> BucketPolicy:
-        seen = (PromptSample(prompt_key(t.name), t.prompt_tokens, t.final) for t in steps[0])
-        return EmbeddingLike(EmbeddingLikeConfig.fit(seen).model_dump(), prompt_of=prompt_key)
+        seen = (PromptSample(t.prompt, t.prompt_tokens, t.final) for t in steps[0])
+        return EmbeddingLike(EmbeddingLikeConfig.fit(seen).model_dump())
 
     final = {trace.name: trace.final for traces in steps for trace in traces}
     return {
@@ -47,7 +47,7 @@ def policies(steps: Steps) -> dict[str, Callable[[], BucketPolicy]]:
         "mlfq": lambda: Mlfq({}),
         "length_threshold": lambda: LengthThreshold({}),
         "embedding_like": embedding_like,
-        "cmlfq": lambda: CMlfq(OPTIONS, prompt_of=prompt_key),
+        "cmlfq": lambda: CMlfq(OPTIONS),
         "oracle": lambda: Oracle({"final": final}),
     }
 

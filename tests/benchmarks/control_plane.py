@@ -20,7 +20,7 @@ from cluster_parts import Play, label_cluster, playing, spec
 
 from benchmarks import control_bodies as bodies
 from benchmarks.rows import Row, Rows
-from libra.pipeline.driver.transport import Node
+from libra.pipeline.driver.transport import Node, Opening
 from libra.resources.codec import pack
 
 SIZES = {"2048x8": (2048, 8, 200), "8192x4": (8192, 4, 200), "512x8_context2k_8k": (512, 8, 2000)}
@@ -77,13 +77,13 @@ async def chain(play: Play, run: str, number: int, segments: int, prompt: int) -
         key = play.key("rollout", name, index)
         node = {"key": key, "tokens": context, "trajectory": name, "turn": index, "max_new": 48, "heldout": False}
         if index == 0:
-            await play.driver.submit([Node(key, bodies.rollout, pack(node))], context=len(context))
+            await play.driver.submit([Node(key, bodies.rollout, pack(node))], Opening(len(context), name))
             continue
         called = play.key("tool", name, index - 1)
         call = {"key": called, "trajectory": name, "turn": index - 1, "call": {"key": "a"}, "context": len(context)}
         tool = Node(called, bodies.tool, pack(call))
         await play.driver.submit([tool, Node(key, bodies.rollout, pack(node), called)])
-    play.driver.end(name)
+    play.driver.end(name, None)
 
 
 async def measure(play: Play, cpu: Cpu, run: int, trajectories: int, segments: int, prompt: int) -> dict[str, float]:

@@ -76,7 +76,7 @@ async def trajectory(play: Play, form: Residences, journal: Journal, name: str, 
         draft.grow(None if tool is None else tool_return_from_wire(tool), segment_from_wire(segment), action)
 
     await form.advance(draft, 0, grow)
-    play.driver.end(name)
+    play.driver.end(name, None)
     assert len(draft.steps) == segments
 
 

@@ -26,7 +26,7 @@ def address() -> Iterator[str]:
 async def chain(play: Play, trajectory: str, sizes: list[int], seconds: float = 0.0) -> list[tuple[dict, int]]:  # type: ignore[type-arg]
     await play.first(trajectory)
     found = [(await play.turn(trajectory, turn, size, seconds), size) for turn, size in enumerate(sizes)]
-    play.driver.end(trajectory)
+    play.driver.end(trajectory, None)
     return found
 
 
@@ -111,7 +111,7 @@ def test_segments_are_pinned_to_the_instance_and_calls_to_the_session_of_their_t
             status = await play.ask(wire.STATUS)
             assert {i["sequences"] for i in status["instances"].values()} == {10}
             for n in range(20):
-                play.driver.end(f"g{n}m0")
+                play.driver.end(f"g{n}m0", None)
             await asyncio.sleep(0.1)
             status = await play.ask(wire.STATUS)
             assert {(i["sequences"], i["tokens"]) for i in status["instances"].values()} == {(0, 0)}

@@ -130,7 +130,7 @@ def test_a_killed_rollout_worker_comes_back_with_its_role_and_no_segment_is_lost
                 await play.first(trajectory, 1.0)
                 for turn in range(4):
                     await play.turn(trajectory, turn, 0, 0.02)
-                play.driver.end(trajectory)
+                play.driver.end(trajectory, None)
 
             plays = [asyncio.create_task(whole(f"g{n}m0")) for n in range(40)]
             while (status := await play.ask(wire.STATUS))["instances"]["rollout-0"]["sequences"] < 20:
@@ -156,7 +156,7 @@ def test_a_killed_tool_worker_loses_no_trajectory(address: str) -> None:
                 await play.first(trajectory)
                 for turn in range(5):
                     await play.turn(trajectory, turn, turn % 2, 0.05)
-                play.driver.end(trajectory)
+                play.driver.end(trajectory, None)
 
             plays = [asyncio.create_task(whole(f"g{n}m0")) for n in range(40)]
             await asyncio.sleep(0.2)

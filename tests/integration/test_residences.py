@@ -81,7 +81,7 @@ def test_a_failing_policy_ends_the_residence_with_its_words(address: str) -> Non
             with pytest.raises(InfraError, match=r"the bucket policy failed: KeyError: 'no such bucket'"):
                 await form_of(play).advance(book.draft, 0, book.grow)
             assert len(book.draft.steps) == 2  # what was handed over before is kept
-            play.driver.end("g0m0")
+            play.driver.end("g0m0", None)
             assert (await at_rest(play))["counters"]["alarm:policy"] == 1
 
     run()

@@ -132,7 +132,7 @@ def test_every_placement_is_valid_and_holds_the_context(policy, seed):
             if current is not None and (current not in ready or draw.random() < 0.05):
                 driver.load[current].pop(name, None)
                 current = None
-            request = PlacementRequest(name, context, history, current)
+            request = PlacementRequest(name, name.partition("m")[0], context, history, current)
             placed = policy.place(request, instances, driver.buckets)
             bucket = next(b for b in driver.buckets if rollout_tag(b.tp) == placed.tag)
             assert bucket.max_context is None or context <= bucket.max_context
@@ -148,7 +148,7 @@ def test_every_placement_is_valid_and_holds_the_context(policy, seed):
             context += draw.randint(1, 6_000)
         if current is not None:
             driver.load[current].pop(name, None)
-        policy.observe(FinishedTrajectory(name, context, history))
+        policy.observe(FinishedTrajectory(name, name.partition("m")[0], context, history))
     if isinstance(policy, CMlfq):
         assert policy._trails == {}
         assert all(math.isclose(work, 0.0, abs_tol=1e-6) for work in policy._outlook.by_degree.values())
@@ -164,7 +164,7 @@ def test_moves_that_nothing_forces_are_at_most_those_allowed(seed, allowed):
     for number in range(40):
         context, history, current, unforced, moves = 200, [], None, 0, 0
         for _ in range(draw.randrange(1, 12)):
-            request = PlacementRequest(f"g{number % 3}m{number}", context, history, current)
+            request = PlacementRequest(f"g{number % 3}m{number}", f"g{number % 3}", context, history, current)
             decision = policy.decide(request, instances, buckets)
             assert decision.instance is not None
             unforced += decision.reason == "predicted"
@@ -174,7 +174,7 @@ def test_moves_that_nothing_forces_are_at_most_those_allowed(seed, allowed):
             context += draw.choice((50, 400, 3_000))
         assert unforced <= allowed
         assert moves <= unforced + 2
-        policy.observe(FinishedTrajectory(f"g{number % 3}m{number}", context, history))
+        policy.observe(FinishedTrajectory(f"g{number % 3}m{number}", f"g{number % 3}", context, history))
 
 
 @given(st.integers(0, 2**32))
@@ -189,13 +189,15 @@ def test_the_same_calls_give_the_same_answers_and_the_same_tree(seed):
             context, history, current = 200, [], None
             for _ in range(draw.randrange(1, 6)):
                 placed = policy.place(
-                    PlacementRequest(f"g{number % 5}m{number}", context, history, current), instances, buckets
+                    PlacementRequest(f"g{number % 5}m{number}", f"g{number % 5}", context, history, current),
+                    instances,
+                    buckets,
                 )
                 answers.append(placed)
                 current = placed.address
                 history.append(draw.choice(STATES))
                 context += draw.randrange(1, 3_000)
-            policy.observe(FinishedTrajectory(f"g{number % 5}m{number}", context, history))
+            policy.observe(FinishedTrajectory(f"g{number % 5}m{number}", f"g{number % 5}", context, history))
         return answers, dumps(policy.tree)
 
     assert run() == run()

@@ -15,10 +15,10 @@ def play(policy: CMlfq, name: str, states: list[ToolState], contexts: list[int],
     """A whole trajectory, always placed as asked; its placements."""
     current, placed = None, []
     for returns, context in enumerate(contexts):
-        request = PlacementRequest(name, context, states[:returns], current)
+        request = PlacementRequest(name, name.partition("m")[0], context, states[:returns], current)
         placed.append(policy.place(request, INSTANCES, BUCKETS))
         current = placed[-1].address
-    policy.observe(FinishedTrajectory(name, final, states))
+    policy.observe(FinishedTrajectory(name, name.partition("m")[0], final, states))
     return placed
 
 
@@ -38,18 +38,18 @@ def test_asking_twice_changes_nothing():
     policy = CMlfq({})
     for member in range(6):
         play(policy, f"g0m{member}", [FAILED], [500, 900], 20_000)
-    request = PlacementRequest("g0m7", 900, [FAILED], INSTANCES[0].address)
+    request = PlacementRequest("g0m7", "g0", 900, [FAILED], INSTANCES[0].address)
     first = policy.decide(request, INSTANCES, BUCKETS)
     assert all(policy.decide(request, INSTANCES, BUCKETS) == first for _ in range(5))
-    policy.observe(FinishedTrajectory("g0m7", 20_000, [FAILED]))
+    policy.observe(FinishedTrajectory("g0m7", "g0", 20_000, [FAILED]))
     assert policy.tree.now == 6  # Its prompt's context was never told, so it teaches nothing.
 
 
 def test_a_restarted_trajectory_forgets_its_first_life():
     policy = CMlfq({})
     for context, history in ((500, []), (900, [FAILED]), (4_000, [FAILED, FAILED]), (500, []), (700, [OK])):
-        policy.place(PlacementRequest("g0m0", context, history, None), INSTANCES, BUCKETS)
-    policy.observe(FinishedTrajectory("g0m0", 1_000, [OK]))
+        policy.place(PlacementRequest("g0m0", "g0", context, history, None), INSTANCES, BUCKETS)
+    policy.observe(FinishedTrajectory("g0m0", "g0", 1_000, [OK]))
     ok = policy.tree.names([OK])[0]
     node = (policy.tree.everywhere.children or {})[ok]
     assert node.mean() == pytest.approx(300)
@@ -59,10 +59,10 @@ def test_a_restarted_trajectory_forgets_its_first_life():
 def test_ended_trajectories_leave_nothing_but_what_was_learned():
     policy = CMlfq({"max_trails": 4})
     for member in range(10):
-        policy.place(PlacementRequest(f"g0m{member}", 500, [], None), INSTANCES, BUCKETS)
+        policy.place(PlacementRequest(f"g0m{member}", "g0", 500, [], None), INSTANCES, BUCKETS)
     assert policy.metrics()["live"] == 4
     for member in range(10):
-        policy.observe(FinishedTrajectory(f"g0m{member}", 700, []))
+        policy.observe(FinishedTrajectory(f"g0m{member}", "g0", 700, []))
     assert (policy.metrics()["live"], policy.metrics()["learned"]) == (0, 4)
     assert all(abs(work) < 1e-9 for work in policy._outlook.by_degree.values())
 
@@ -80,7 +80,15 @@ def test_options_are_checked_by_name():
 def test_policies_are_chosen_by_config(kind):
     options = {"final": {"g0m0": 9_000}} if kind.startswith("oracle") else {}
     policy = load_policy({"kind": f"libra.scheduler_plugin.policy.{kind}", **options})
-    assert policy.place(PlacementRequest("g0m0", 100, [], None), INSTANCES, BUCKETS).address is not None
+    assert policy.place(PlacementRequest("g0m0", "g0", 100, [], None), INSTANCES, BUCKETS).address is not None
     with pytest.raises(ConfigError, match="nonsense"):
         load_policy({"kind": f"libra.scheduler_plugin.policy.{kind}", "nonsense": 1, **options})
     assert isinstance(load_policy({"kind": "libra.scheduler_plugin.cmlfq.policy:CMlfq"}), CMlfq)
+
+
+def test_a_failed_trajectory_teaches_nothing_and_is_forgotten():
+    policy = CMlfq({})
+    policy.place(PlacementRequest("g0m0", "g0", 500, [], None), INSTANCES, BUCKETS)
+    policy.observe(FinishedTrajectory("g0m0", "g0", None, []))
+    assert policy.tree.now == 0
+    assert policy.metrics()["live"] == 0

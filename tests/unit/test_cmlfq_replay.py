@@ -5,7 +5,7 @@ import statistics
 import pytest
 from benchmarks.compare_policies import CLUSTER, MEANS, OPTIONS, compare, policies, table
 from replay import Cluster, replay
-from traces import Workload, drifting, epochs, prompt_key, quantile_bounds, read, scaled
+from traces import Workload, drifting, epochs, quantile_bounds, read, scaled
 
 from libra.resources.types import Bucket
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
@@ -56,7 +56,7 @@ def test_a_memory_of_all_time_routes_worse_under_drift():
             early = [Workload(seed).step(n, 2_500, 16, 8) for n in range(6)]
             # The policy has learned to say twice as much: the same states mean more to come than ever before.
             late = [scaled(Workload(seed).step(n, 2_500, 16, 8), 2) for n in range(6, 10)]
-            policy = CMlfq({**OPTIONS, "half_life": half_life}, prompt_of=prompt_key)
+            policy = CMlfq({**OPTIONS, "half_life": half_life})
             outcomes.append(replay(policy, roomy, [*early, *late], skip=8))
         right[half_life] = _mean(outcomes, "decision_accuracy")
     assert right[256] > right[1e9] + 0.08
@@ -71,7 +71,7 @@ def test_recorded_trajectories_of_hop():
     found = {
         name: replay(policy, cluster, steps, skip=1)
         for name, policy in {
-            "cmlfq": CMlfq(OPTIONS, prompt_of=prompt_key),
+            "cmlfq": CMlfq(OPTIONS),
             "mlfq": Mlfq({}),
             "least_loaded": LeastLoaded({}),
             "oracle": Oracle({"final": final}),

@@ -20,7 +20,9 @@ STATE = ToolState("test", 0, "ok")
 
 def placed(policy: BucketPolicy, context: int, current: RolloutInstance | None = None, name: str = "g0m0") -> str:
     history = [] if current is None else [STATE]
-    request = PlacementRequest(name, context, history, None if current is None else current.address)
+    request = PlacementRequest(
+        name, name.partition("m")[0], context, history, None if current is None else current.address
+    )
     return policy.place(request, INSTANCES, BUCKETS).tag.removeprefix("rollout:")
 
 
@@ -64,7 +66,7 @@ def test_embedding_like_guesses_from_the_prompt_and_keeps_the_guess():
     # Whatever the returns say.
     assert placed(policy, 900, SHORT, name="g0m1") == "tp1"
     assert placed(policy, 5_000, SHORT, name="g0m1") == "tp2"
-    policy.observe(FinishedTrajectory("g0m1", 30_000, [STATE]))
+    policy.observe(FinishedTrajectory("g0m1", "g0", 30_000, [STATE]))
     assert placed(policy, 500, name="g0m2") == "tp1"
 
 

@@ -70,7 +70,7 @@ def test_only_segments_of_the_run_that_dask_has_on_a_worker_count() -> None:
 
 def test_a_question_is_answered_by_where_the_policy_puts_the_trajectory() -> None:
     residences, scheduler, table, alarms = make()
-    table.open("g0m0", 30, returns=0)
+    table.open("g0m0", "p0", 30, returns=0)
     table.place("g0m0")
     residences.asked("tcp://a", [(1, KEY, 7, 0, state(0), 40)])
     assert scheduler.sent == [("tcp://a", {"op": wire.ANSWER, "answers": [(1, True, None)]})]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from libra.resources.errors import ConfigError
 from libra.resources.types import Bucket, RolloutInstance, ToolState
-from libra.scheduler_plugin.policy import Placement, PlacementRequest, load_policy
+from libra.scheduler_plugin.policy import FinishedTrajectory, Placement, PlacementRequest, load_policy
 from libra.scheduler_plugin.policy.context_bounds import ContextBounds
 from libra.scheduler_plugin.routing import RoutingTable
 
@@ -17,7 +17,7 @@ OK = ToolState("search", 0, "ok")
 
 
 def request(context: int, current: str | None = None) -> PlacementRequest:
-    return PlacementRequest("g0m0", context, (), current)
+    return PlacementRequest("g0m0", "g0", context, (), current)
 
 
 def instance(name: str, tp: int, tokens: int = 0) -> RolloutInstance:
@@ -67,14 +67,14 @@ def table(*instances: tuple[str, int]) -> RoutingTable:
 def test_first_segments_spread_over_the_instances_of_a_bucket() -> None:
     routes = table(("a", 1), ("b", 1))
     for number in range(6):
-        routes.open(f"g0m{number}", 40, returns=0)
+        routes.open(f"g0m{number}", "p0", 40, returns=0)
         routes.place(f"g0m{number}")
     assert [(i.sequences, i.tokens) for i in routes.instances.values()] == [(3, 120), (3, 120)]
 
 
 def test_a_growing_trajectory_moves_up_and_its_old_instance_is_named_once() -> None:
     routes = table(("a", 1), ("b", 2))
-    routes.open("g0m0", 40, returns=0)
+    routes.open("g0m0", "p0", 40, returns=0)
     assert routes.place("g0m0") == (Placement("rollout:tp1", "tcp://a"), None)
     routes.returned("g0m0", 0, OK, 90)
     assert routes.place("g0m0") == (Placement("rollout:tp1", "tcp://a"), None)
@@ -93,7 +93,7 @@ def test_a_repeated_tool_call_replaces_what_the_first_run_reported() -> None:
 def test_what_a_lost_worker_held_is_gone() -> None:
     routes = table(("a", 1))
     routes.offer_tool("tcp://t")
-    routes.open("g0m0", 40, returns=0)
+    routes.open("g0m0", "p0", 40, returns=0)
     routes.place("g0m0")
     assert routes.session("g0m0") == "tcp://t"
     routes.withdraw("tcp://a")
@@ -107,10 +107,10 @@ def test_what_a_lost_worker_held_is_gone() -> None:
 def test_a_trajectory_that_ended_leaves_nothing() -> None:
     routes = table(("a", 1))
     routes.offer_tool("tcp://t")
-    routes.open("g0m0", 40, returns=0)
+    routes.open("g0m0", "p0", 40, returns=0)
     routes.place("g0m0")
     routes.session("g0m0")
-    assert routes.end(["g0m0", "g9m9"]) == {"tcp://a": ["g0m0"], "tcp://t": ["g0m0"]}
+    assert routes.end([("g0m0", 90), ("g9m9", None)]) == {"tcp://a": ["g0m0"], "tcp://t": ["g0m0"]}
     assert not routes.routes
     assert routes.tools == {"tcp://t": 0}
     assert routes.instances["tcp://a"].tokens == 0
@@ -123,7 +123,7 @@ def test_an_answer_that_is_no_placement_is_refused() -> None:
 
     routes = RoutingTable(Wrong({}), BUCKETS)
     routes.offer("tcp://b", "b", 2, 8)
-    routes.open("g0m0", 40, returns=0)
+    routes.open("g0m0", "p0", 40, returns=0)
     with pytest.raises(ValueError, match="instance 'tcp://b' for rollout:tp1"):
         routes.place("g0m0")
 
@@ -138,13 +138,13 @@ def test_an_instances_load_is_the_sum_over_the_trajectories_that_it_holds(action
     for turn, (action, number) in enumerate(actions):
         name = f"g0m{number}"
         if action == "open":
-            routes.open(name, 30, returns=0)
+            routes.open(name, "p0", 30, returns=0)
         elif action == "return":
             routes.returned(name, turn, OK, 60 + turn * 10)
         elif action == "place" and name in routes.routes:
             routes.place(name)
         elif action == "end":
-            routes.end([name])
+            routes.end([(name, None)])
         elif action == "lose":
             routes.withdraw(f"tcp://i{number}")
         elif action == "join" and f"tcp://i{number}" not in routes.instances:
@@ -152,3 +152,36 @@ def test_an_instances_load_is_the_sum_over_the_trajectories_that_it_holds(action
         for address, held in routes.instances.items():
             mine = [route.held for route in routes.routes.values() if route.instance == address]
             assert (held.sequences, held.tokens) == (len(mine), sum(mine))
+
+
+class Learner(ContextBounds):
+    """Remembers what it was taught."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.asked: list[PlacementRequest] = []
+        self.taught: list[FinishedTrajectory] = []
+
+    def place(self, request, instances, buckets):  # type: ignore[no-untyped-def]
+        self.asked.append(request)
+        return super().place(request, instances, buckets)
+
+    def observe(self, finished: FinishedTrajectory) -> None:
+        self.taught.append(finished)
+
+
+def test_the_policy_is_told_the_prompt_and_learns_from_the_final_context() -> None:
+    policy = Learner()
+    routes = RoutingTable(policy, BUCKETS)
+    routes.offer("tcp://a", "a", 1, 8)
+    for member in ("g4m0", "g4m1"):
+        routes.open(member, "p7", 40, returns=0)
+        routes.place(member)
+        routes.returned(member, 0, OK, 80)
+        routes.place(member)
+    routes.end([("g4m0", 95), ("g4m1", None)])  # its last segment had 15 tokens; the other one failed
+    assert {request.prompt for request in policy.asked} == {"p7"}
+    assert [(f.trajectory, f.prompt, f.context, list(f.history)) for f in policy.taught] == [
+        ("g4m0", "p7", 95, [OK]),
+        ("g4m1", "p7", None, [OK]),
+    ]

@@ -52,13 +52,22 @@ class BucketConfig(Config):
 
 
 class PolicyConfig(Config):
-    """How a continuation finds its bucket. Keys beside ``kind`` are the policy's own options, which it checks."""
+    """How a continuation finds its bucket. Other keys are the policy's own options, which it checks."""
 
     model_config = ConfigDict(extra="allow")
 
     kind: str = "context_bounds"
-    """``context_bounds`` (by context against the buckets' bounds; least loaded and sticky within a bucket), or the
-    import path of a `BucketPolicy`."""
+    """``context_bounds`` (by context against the buckets' bounds; least loaded and sticky within a bucket), ``cmlfq``,
+    ``least_loaded``, ``mlfq``, ``length_threshold``, ``embedding_like``, ``oracle`` (replays only), or the import path
+    of a `BucketPolicy`."""
+    learn_from: list[str] = Field(default_factory=list)
+    """``policy.bin`` files of other runs: what their policies of the same kind had learned."""
+    learn_keep: float = Field(default=0.5, ge=0, le=1)
+    """What that evidence is worth here: 1 as much as this run's own."""
+
+    def options(self) -> dict[str, Any]:
+        """``kind`` and the policy's own options."""
+        return self.model_dump(mode="json", exclude={"learn_from", "learn_keep"})
 
 
 class StalenessConfig(Config):

@@ -87,7 +87,7 @@ def _model(config: RunConfig) -> Check:
 
 def _policy(config: RunConfig) -> Check:
     try:
-        load_policy(config.policy.model_dump())
+        load_policy(config.policy.options())
     except ConfigError as error:
         return Check("policy", "missing", str(error))
     return Check("policy", "ok", config.policy.kind)

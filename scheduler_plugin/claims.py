@@ -16,6 +16,7 @@ from libra.resources.errors import ClusterError, ConfigError
 from libra.resources.types import Bucket
 from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.binding import Binder, Parts, split_key
+from libra.scheduler_plugin.learned import Keeper
 from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.residences import Residences
 from libra.scheduler_plugin.roles import Limits
@@ -36,6 +37,7 @@ class Claim:
         self.limits = _limits(spec)
         buckets = [Bucket(tp or 1, max_context) for tp, max_context, _ in spec.buckets]
         self.table = RoutingTable(load_policy(spec.policy), buckets)
+        self.keeper: Keeper | None = None
         self.binder: Binder | None = None
         self.residences: Residences | None = None
         self.weights: dict[str, Any] | None = None

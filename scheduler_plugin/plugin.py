@@ -292,9 +292,11 @@ class LibraScheduler(SchedulerPlugin):
             return
         if claim.held is not None and time.monotonic() - claim.began > _LISTENING_SECONDS:
             self._tell_held(claim)
+        assert claim.keeper is not None
         if not claim.ending:
             self._give_up_unbound(claim)
-        elif self.pool.at_rest:
+            claim.keeper.tick()
+        elif claim.keeper.end() and self.pool.at_rest:
             self.pool.finish()
             self.scheduler.allowed_failures = self._allowed_failures
             self.claim = None

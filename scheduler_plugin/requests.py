@@ -21,6 +21,7 @@ from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.assignment import assign
 from libra.scheduler_plugin.binding import Binder
 from libra.scheduler_plugin.claims import Claim
+from libra.scheduler_plugin.learned import Keeper, load
 from libra.scheduler_plugin.residences import Residences
 from libra.scheduler_plugin.retag import offered
 from libra.scheduler_plugin.roles import Duty
@@ -59,6 +60,13 @@ class Requests:
         """→ ``token``, ``roles`` (by worker) and ``notes`` for the user; or ``error``. ``answers``: ``stream``, or
         ``topic`` for a client that uses Dask's public API only."""
         plugin = self._plugin
+        try:
+            claim = Claim(RunSpec.from_wire(spec), client)
+            notes = await asyncio.to_thread(load, claim.table.policy, claim.spec)
+        except LibraError as error:
+            return {"error": str(error)}
+        except TypeError as error:
+            return {"error": f"the driver and the scheduler differ ({error}): install the same dask-libra in both"}
         while plugin.claim is not None:
             holder = plugin.claim
             if not holder.ending:
@@ -70,12 +78,10 @@ class Requests:
         if client not in plugin.scheduler.clients:
             return {"error": f"client {client!r} is not connected to this scheduler: connect first, then claim"}
         try:
-            claim = Claim(RunSpec.from_wire(spec), client)
             assignment = assign(plugin.pool.candidates(), claim.spec.roles, claim.spec.buckets)
         except LibraError as error:
             return {"error": str(error)}
-        except TypeError as error:
-            return {"error": f"the driver and the scheduler differ ({error}): install the same dask-libra in both"}
+        claim.keeper = Keeper(claim.table.policy, claim.spec, plugin.alarms)
         claim.binder = Binder(plugin.scheduler, claim.table, plugin.outbox, plugin.alarms)
         claim.residences = Residences(plugin.scheduler, claim.binder, plugin.outbox, plugin.alarms, client)
         if answers == "topic":
@@ -84,7 +90,7 @@ class Requests:
             plugin.outbox.by_topic.discard(client)  # it may have claimed before, with the topic
         plugin.begin_claim(claim, assignment.duties)
         duties = {name: {"role": duty.role, "tp": duty.tp} for name, duty in assignment.duties.items()}
-        return {"token": claim.token, "roles": duties, "notes": list(assignment.notes)}
+        return {"token": claim.token, "roles": duties, "notes": [*notes, *assignment.notes]}
 
     async def release(self, token: str) -> Reply:
         """→ ``{}`` once the roles have stopped; ``unfinished`` names those that did not in time."""

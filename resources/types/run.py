@@ -17,7 +17,8 @@ class RunSpec:
     loss; ``eval_temperature`` that of held-out ones. ``max_turn_tokens``, ``max_context``: limits in tokens.
     ``bind_seconds``: how long a continuation may stay unbound; ``start_seconds``: how long a role may take to be ready;
     ``load_seconds``: how long an engine may take to load a version; ``stop_seconds``: how long a role may take to stop.
-    ``policy``: the bucket policy (``kind`` and its options). ``pool``: how roles are restarted and drained, where the
+    ``policy``: the bucket policy (``kind`` and its options); ``learn_from``: files with what it learned in other runs,
+    ``learn_keep`` (0 to 1): what that is worth here. ``pool``: how roles are restarted and drained, where the
     plugin's defaults shall not hold (``restarts``, ``backoff``, ``backoff_most``, ``stable``, ``drain``).
     """
 
@@ -43,6 +44,8 @@ class RunSpec:
     load_seconds: float
     stop_seconds: float
     policy: dict[str, Any] = field(default_factory=lambda: {"kind": "context_bounds"})
+    learn_from: list[str] = field(default_factory=list)
+    learn_keep: float = 1.0
     pool: dict[str, float] = field(default_factory=dict)
 
     @property

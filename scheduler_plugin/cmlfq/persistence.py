@@ -1,7 +1,7 @@
-"""Prefix trees in files: whole or not at all, checked, merged across runs, decayed on load.
+"""Prefix trees as bytes: checked, merged across runs, decayed on load.
 
-A file is a magic word, a CRC-32 and a msgpack map of plain arrays, nodes in an order that has parents first. What it
-says is as of the moment it was written. Invariants: `load` of a damaged file raises and changes nothing; the mean and
+They are a magic word, a CRC-32 and a msgpack map of plain arrays, nodes in an order that has parents first. What they
+say is as of the moment they were made. Invariants: `merge` of damaged bytes raises and changes nothing; the mean and
 quantiles of a node that no other run knows are those that were saved, whatever the share kept.
 """
 
@@ -9,41 +9,16 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 
-from libra.resources.durable import write_file
-from libra.resources.errors import StoreError
 from libra.resources.types import ToolState
 from libra.scheduler_plugin.cmlfq.sketch import ACCURACY, MAX_BINS, Sketch
 from libra.scheduler_plugin.cmlfq.tree import OTHER, Node, PrefixTree
 
 _MAGIC = b"libra-cmlfq-1\n"
-
-
-def save(tree: PrefixTree, path: Path) -> None:
-    """Write ``tree`` to ``path``, replacing what is there only when all of it is on disk."""
-    write_file(path, dumps(tree))
-
-
-def load(tree: PrefixTree, path: Path, keep: float = 1.0) -> None:
-    """Merge the tree in ``path`` into ``tree``, its evidence worth ``keep`` (0 to 1) of what it was when saved.
-
-    Raises `StoreError` when the file is missing, damaged or of another version.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StoreError(
-            f"the C-MLFQ tree {path} cannot be read: {error.strerror}; leave it out to start anew"
-        ) from error
-    try:
-        merge(tree, data, keep)
-    except ValueError as error:
-        raise StoreError(f"the C-MLFQ tree {path} is of no use: {error}; leave it out to start anew") from error
 
 
 def dumps(tree: PrefixTree) -> bytes:

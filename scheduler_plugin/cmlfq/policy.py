@@ -18,6 +18,7 @@ from libra.resources.types import Bucket, RolloutInstance, ToolState
 from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel, MoveOutcome
 from libra.scheduler_plugin.cmlfq.estimate import Estimator
 from libra.scheduler_plugin.cmlfq.outlook import Outlook, Shares
+from libra.scheduler_plugin.cmlfq.persistence import dumps, merge
 from libra.scheduler_plugin.cmlfq.router import Decision, Router, RouterConfig, Standing
 from libra.scheduler_plugin.cmlfq.tree import UNSEEN, Node, PrefixTree
 from libra.scheduler_plugin.policy.balance import instance_at, placement
@@ -144,6 +145,12 @@ class CMlfq(BucketPolicy):
         self._outlook.replace(trail.shares, ())
         if finished.context is not None:
             self.tree.learn(finished.prompt, finished.history, trail.contexts, finished.context)
+
+    def learned(self) -> bytes:
+        return dumps(self.tree)
+
+    def relearn(self, data: bytes, keep: float) -> None:
+        merge(self.tree, data, keep)
 
     def metrics(self) -> dict[str, float]:
         """What the tree holds and takes: counts, and bytes."""

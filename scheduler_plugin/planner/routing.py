@@ -28,3 +28,9 @@ class PlanRouting(BucketPolicy):
 
     def observe(self, finished: FinishedTrajectory) -> None:
         self._policy.observe(finished)
+
+    def learned(self) -> bytes | None:
+        return self._policy.learned()
+
+    def relearn(self, data: bytes, keep: float) -> None:
+        self._policy.relearn(data, keep)

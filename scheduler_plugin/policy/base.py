@@ -81,6 +81,15 @@ class BucketPolicy(ABC):
     def observe(self, finished: FinishedTrajectory) -> None:  # noqa: B027 - a policy need not learn
         """A trajectory has ended."""
 
+    def learned(self) -> bytes | None:
+        """What it has learned, for `relearn`; None: it keeps nothing."""
+        return None
+
+    def relearn(self, data: bytes, keep: float) -> None:
+        """Add what `learned` gave, its evidence worth ``keep`` (0 to 1) of what it was. ``ValueError`` if damaged, of
+        another kind, or if this policy learns nothing."""
+        raise ValueError(f"{type(self).__name__} learns nothing")
+
 
 def load_policy(config: Mapping[str, Any]) -> BucketPolicy:
     """The policy that ``config`` names: ``kind`` is a shipped one (`_SHIPPED`) or the import path of a `BucketPolicy`

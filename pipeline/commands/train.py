@@ -15,6 +15,7 @@ from libra.pipeline.report import write_report
 from libra.pipeline.run_folders import make_way
 from libra.pipeline.view.text import visible
 from libra.pipeline.view.view import terminal
+from libra.resources.cluster.tuning import tune
 
 
 def train(path: str, overrides: Sequence[str], *, resume: bool, fresh: bool) -> None:
@@ -24,6 +25,7 @@ def train(path: str, overrides: Sequence[str], *, resume: bool, fresh: bool) -> 
     signal.signal(signal.SIGTERM, _interrupt)
     # A lost scheduler is one message of ours; Dask's own words on it are tracebacks of attempts to reconnect.
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
+    tune()
     moved = make_way(config.run_dir, resume=resume, fresh=fresh)
     if moved:
         click.echo(f"the earlier run in {config.run_dir} is now in {moved}")

@@ -28,6 +28,7 @@ from libra.pipeline.run.forms import Wire
 from libra.pipeline.run.residences import Residences
 from libra.pipeline.store.journal import Journal
 from libra.resources.cluster.local import LibraLocalCluster
+from libra.resources.cluster.tuning import tune
 from libra.resources.codec import segment_from_wire, tool_return_from_wire
 from libra.resources.types import TrajectoryId
 
@@ -110,6 +111,7 @@ async def rows_of(name: str, repeats: int) -> Rows:
 
 
 def run() -> Rows:
+    tune()  # as `libra train` does
     rows: Rows = {}
     for name in SIZES:
         rows |= asyncio.run(rows_of(name, repeats=3))

@@ -163,6 +163,30 @@ def test_a_busy_worker_that_drains_lets_its_trajectories_move(address: str) -> N
     run()
 
 
+def test_a_residence_that_is_taken_away_goes_on_elsewhere_from_its_last_segment(address: str, tmp_path: Path) -> None:
+    @awaited
+    async def run() -> None:
+        gate = tmp_path / "gate"
+        options = {"blocked": ["g0m0"], "gate": str(gate)}
+        limits = {"backoff": 0.05, "drain": 0.3}
+        run_spec = fused_spec(options=options, buckets=[[1, None, 2]], policy={"kind": "context_bounds"}, pool=limits)
+        async with playing(address, run_spec) as play:
+            playing_on = asyncio.create_task(reside(play, form_of(play), "g0m0", [0, 0, 0]))
+            while play.driver.segments < 1:
+                await asyncio.sleep(0.01)
+            await play.ask(wire.SET_ROLE, worker="rollout-0", role=None)
+            [event] = await play.until("residence")
+            assert "the worker of rollout-000000-0badcafe-g0m0-0-0 is gone, or its role was taken" in event["reason"]
+            gate.touch()
+            book = await playing_on
+            book.assert_whole()
+            assert book.instances == ["rollout-0", *["rollout-1"] * 3]
+            assert book.lost == 1
+            await play.until("role", worker="rollout-0", state="idle")
+
+    run()
+
+
 def test_a_cancelled_residence_frees_its_body_and_its_session(address: str) -> None:
     @awaited
     async def run() -> None:

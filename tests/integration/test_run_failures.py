@@ -23,16 +23,21 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def faulty(folder: Path, faults: dict[str, Any], **changes: Any) -> dict[str, Any]:
+@pytest.fixture(params=[False, True], ids=["pairs", "residences"])
+def inline(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def faulty(folder: Path, faults: dict[str, Any], inline: bool = False, **changes: Any) -> dict[str, Any]:
     """A run of four steps whose environment has ``faults``."""
-    environment = {"tool_timeout": "100 s", "options": {"faults": faults}}
+    environment = {"inline": inline, "tool_timeout": "100 s", "options": {"faults": faults}}
     return run_config(folder, **{"steps": 4, "environment": environment, **changes})
 
 
-def test_a_failure_is_no_reward_and_its_siblings_go_on(tmp_path: Path, client: Client) -> None:
+def test_a_failure_is_no_reward_and_its_siblings_go_on(tmp_path: Path, client: Client, inline: bool) -> None:
     # m1 of every group has a broken tool, g2m2 a tool host that is down, g1m3 one that hiccups, g0m2 a broken judge.
     faults = {"task": ["m1"], "infra": ["g2m2"], "once": ["g1m3"], "judge": ["g0m2"]}
-    run = PlayedRun(client, faulty(tmp_path / "run", faults, retries={"infra": 2}))
+    run = PlayedRun(client, faulty(tmp_path / "run", faults, inline, retries={"infra": 2}))
     summary = run.fit()
     ended = run.recorder.ended()
 
@@ -104,9 +109,11 @@ def test_a_due_member_that_never_returns_fails_the_run_at_its_deadline(tmp_path:
         run.fit()
 
 
-def test_a_due_member_that_never_returns_is_dropped_at_its_deadline(tmp_path: Path, client: Client) -> None:
+def test_a_due_member_that_never_returns_is_dropped_at_its_deadline(
+    tmp_path: Path, client: Client, inline: bool
+) -> None:
     staleness = {"deadline": "2 s", "on_expiry": "drop"}
-    run = PlayedRun(client, faulty(tmp_path / "run", {"hang": ["g1m2"]}, staleness=staleness))
+    run = PlayedRun(client, faulty(tmp_path / "run", {"hang": ["g1m2"]}, inline, staleness=staleness))
     summary = run.fit()
     assert summary["steps"] == 4
     assert summary["dropped_groups"] == 1
@@ -118,9 +125,9 @@ def test_a_due_member_that_never_returns_is_dropped_at_its_deadline(tmp_path: Pa
     assert "g1m2" not in names
 
 
-def test_a_blocked_tool_holds_nobody_else_up(tmp_path: Path, client: Client) -> None:
+def test_a_blocked_tool_holds_nobody_else_up(tmp_path: Path, client: Client, inline: bool) -> None:
     gate = tmp_path / "gate"
-    run = PlayedRun(client, faulty(tmp_path / "run", {"hang": ["g1m2"], "gate": str(gate)}))
+    run = PlayedRun(client, faulty(tmp_path / "run", {"hang": ["g1m2"], "gate": str(gate)}, inline))
     with run.playing() as result:
         # All that may be admitted without it ends, and a step is trained, while one call is blocked.
         wait_until("15 other ends", lambda: len(run.recorder.ended()) >= 15)

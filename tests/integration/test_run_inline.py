@@ -60,6 +60,16 @@ def test_both_forms_train_the_same(tmp_path: Path, client: Client) -> None:
     assert client.run_on_scheduler(scheduler_state) == {"tasks": 0, "groups": 0, "spans": 0}
 
 
+def test_a_resumed_run_may_change_its_form(tmp_path: Path, client: Client) -> None:
+    config = run_config(tmp_path / "run", steps=8)
+    run = PlayedRun(client, config)
+    with run.playing():
+        wait_until("step 3", lambda: len(run.recorder.of(StepTrained)) >= 3)
+    resumed = PlayedRun(client, merged(config, {"environment": {"inline": True}}), resume=True)
+    assert resumed.fit()["steps"] == 8
+    trained(resumed.folder)  # each member once
+
+
 def test_artifacts_come_from_the_session_on_the_rollout_worker(tmp_path: Path, client: Client) -> None:
     environment = {"kind": "run_parts:CountingHop", "inline": True}
     run = PlayedRun(client, run_config(tmp_path / "run", environment=environment, **TWO))

@@ -66,6 +66,10 @@ def refused(changes: dict[str, Any]) -> str:
              "cluster": {"workers": {"rollout": 2}}},
             ["deterministic = true", "buckets.*.instances sum to 2"],
         ),
+        (
+            {"cluster": {"workers": {"tool": 0}}},
+            ["cluster.workers.tool = 0", "environment.inline = false", "environment.inline = true if"],
+        ),
         ({"buckets": [{"instances": 2}]}, ["buckets.*.instances sum to 2", "cluster.workers.rollout = 1"]),
         (
             {"batch_groups": 5, "cluster": {"workers": {"train": 3}}},
@@ -221,3 +225,10 @@ def test_policies_keep_their_own_options() -> None:
 def test_every_key_of_the_config_is_known_by_its_dotted_name(tmp_path: Path) -> None:
     known = set(dotted_keys(type(config_of(tmp_path))))
     assert {"algorithm.lr", "buckets.0.tp", "cluster.workers.rollout", "run_dir"} <= known
+
+
+def test_inline_tools_need_no_tool_worker() -> None:
+    assert config_of(Path("run")).workers == {"rollout": 1, "tool": 1, "reward": 1, "train": 1}
+    for tool in (0, 3):
+        config = config_of(Path("run"), environment={"inline": True}, cluster={"workers": {"tool": tool}})
+        assert config.workers == {"rollout": 1, "tool": 0, "reward": 1, "train": 1}

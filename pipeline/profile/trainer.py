@@ -5,6 +5,7 @@ Invariant: a batch is a committed one, read from disk as in a run; steps are num
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
@@ -33,7 +34,7 @@ class MeasuredTrainer:
     """Its clock."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self._folder = folder
+        self._folder = Path(tempfile.mkdtemp(prefix="batches-", dir=folder))
         self._random = np.random.default_rng(seed)
         self._batches = 0
         self.version = 0

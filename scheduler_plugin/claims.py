@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from libra.resources import wire
 from libra.resources.errors import ClusterError, ConfigError
@@ -19,6 +19,9 @@ from libra.scheduler_plugin.binding import Binder, Parts, split_key
 from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.roles import Limits
 from libra.scheduler_plugin.routing import RoutingTable
+
+if TYPE_CHECKING:
+    from libra.scheduler_plugin.replanning import Replanning
 
 _BATCHES_KEPT = 4
 """A batch may be asked for again after a loss, but only until the next ones are trained."""
@@ -36,6 +39,7 @@ class Claim:
         buckets = [Bucket(tp or 1, max_context) for tp, max_context, _ in spec.buckets]
         self.table = RoutingTable(load_policy(spec.policy), buckets)
         self.binder: Binder | None = None
+        self.replanning: Replanning | None = None
         self.weights: dict[str, Any] | None = None
         self.ending = False
         self.ended = asyncio.Event()
@@ -89,6 +93,8 @@ class Claim:
     def end(self) -> None:
         """The run ends: whoever waits for a batch waits in vain."""
         self.ending = True
+        if self.replanning is not None:
+            self.replanning.end()
         self._wake()
 
     def _wake(self) -> None:

@@ -280,6 +280,8 @@ class LibraScheduler(SchedulerPlugin):
             self._tell_held(claim)
         if not claim.ending:
             self._give_up_unbound(claim)
+            if claim.replanning is not None:
+                claim.replanning.tick()
         elif self.pool.at_rest:
             self.pool.finish()
             self.scheduler.allowed_failures = self._allowed_failures

@@ -30,6 +30,7 @@ def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
         algorithm=config.algorithm.model_dump(mode="json"),
         environment=config.environment.model_dump(mode="json"),
         policy=config.policy.model_dump(mode="json"),
+        planner=config.planner.model_dump(mode="json") if config.planner.enabled else {},
         tokenizer=str(tokenizer.absolute()),
         buckets=[[b.tp, b.max_context, b.instances] for b in config.buckets],
         roles={"rollout": workers.rollout, "tool": workers.tool, "reward": workers.reward, "train": workers.train},

@@ -18,7 +18,8 @@ class RunSpec:
     ``bind_seconds``: how long a continuation may stay unbound; ``start_seconds``: how long a role may take to be ready;
     ``load_seconds``: how long an engine may take to load a version; ``stop_seconds``: how long a role may take to stop.
     ``policy``: the bucket policy (``kind`` and its options). ``pool``: how roles are restarted and drained, where the
-    plugin's defaults shall not hold (``restarts``, ``backoff``, ``backoff_most``, ``stable``, ``drain``).
+    plugin's defaults shall not hold (``restarts``, ``backoff``, ``backoff_most``, ``stable``, ``drain``). ``planner``:
+    whether and how the plugin replans (`OnlineConfig`; empty: not at all).
     """
 
     run: str
@@ -44,6 +45,7 @@ class RunSpec:
     stop_seconds: float
     policy: dict[str, Any] = field(default_factory=lambda: {"kind": "context_bounds"})
     pool: dict[str, float] = field(default_factory=dict)
+    planner: dict[str, Any] = field(default_factory=dict)
 
     def to_wire(self) -> dict[str, Any]:
         """A dict of plain values; `from_wire` reads it back."""

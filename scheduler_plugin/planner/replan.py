@@ -188,9 +188,10 @@ class Replanner:
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
-    """What makes two plans the same to a cluster: bounds may differ, devices and degrees not."""
+    """What makes two plans the same to a cluster: bounds and micro-batches may differ, devices and degrees not."""
+    strategy = plan.strategy
     return (
         plan.train_kind,
-        plan.strategy,
+        (strategy.tp, strategy.ep, strategy.pp, strategy.dp),
         tuple((part.kind, part.layout.kind, part.layout.degrees, part.prefill_instances) for part in plan.rollout),
     )

@@ -49,7 +49,7 @@ class Prefilled:
 
 
 class MeasuredEngine:
-    """Make it with `start`; ``vocabulary``: ids below it are asked with."""
+    """Make it with `start`."""
 
     read: Callable[[], float]
     """Its clock."""
@@ -70,15 +70,22 @@ class MeasuredEngine:
         vocabulary: int,
         log: Path,
         *,
+        tp: int = 1,
         core: int | None = None,
         clock: Clock = "cpu",
         seed: int = 0,
     ) -> Self:
-        """Start the process (pinned to ``core``) and load ``weights``. Raises what the engine raises."""
+        """Start the process (pinned to ``core``) for an instance of TP ``tp`` and load ``weights`` of a model with
+        ``vocabulary`` tokens. Raises what the engine raises."""
         self = cls(config, vocabulary, seed)
         child = self._child = await ChildProcess.start(
             _HOST,
-            {"engine": config.model_dump(mode="json"), "tokenizer": tokenizer, "deterministic": False},
+            {
+                "engine": config.model_dump(mode="json"),
+                "tokenizer": tokenizer,
+                "deterministic": False,
+                "place": {"tp": tp, "arena": None},
+            },
             name=f"measured {config.kind} engine",
             log=log,
             seconds=_SECONDS,

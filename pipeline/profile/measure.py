@@ -46,6 +46,8 @@ from libra.tasks.registry import environment_class
 from libra.tasks.train import cache_directory
 
 Say = Callable[[str], None]
+SPLITTING = ("vllm",)
+"""Kinds of engine that split a model among devices, in processes of their own."""
 _LEAST_SHARE = 0.05
 """Of what prefills took: what is left to price them by when the steps' own cost is taken off."""
 _PACKAGES = ("dask-libra", "torch", "transformers", "vllm")
@@ -90,7 +92,7 @@ class Grid(Config):
         for name, value, most, key in limits:
             if value > most:
                 raise ConfigError(f"the grid's {name} reaches {value}, the engine holds {most} ({key}); lower it")
-        if any(tp != 1 for tp in self.tp):
+        if config.engine.kind not in SPLITTING and any(tp != 1 for tp in self.tp):
             raise ConfigError(
                 f"the grid asks for TP {', '.join(map(str, self.tp))}; engine.kind {config.engine.kind!r} runs at TP 1"
             )
@@ -125,7 +127,9 @@ class Subject:
 
     @property
     def clock(self) -> Clock:
-        """CPU seconds where a core is the device and one thread uses it."""
+        """CPU seconds where a core is the device and one thread of one process uses it."""
+        if self.config.engine.kind in SPLITTING:
+            return "wall"
         single = self.config.engine.threads == 1 and self.config.trainer.threads == 1
         return "cpu" if self.hardware.kind == "cpu" and single else "wall"
 
@@ -146,11 +150,11 @@ class Subject:
             micro_batch_tokens=micro_batch_tokens,
         )  # fmt: skip
 
-    async def engine(self, weights: WeightVersion, model: ModelSpec) -> MeasuredEngine:
-        """Its engine, with weights."""
+    async def engine(self, weights: WeightVersion, model: ModelSpec, tp: int = 1) -> MeasuredEngine:
+        """Its engine at TP ``tp``, with weights."""
         return await MeasuredEngine.start(
             self.config.engine, str(self.tokenizer()), weights, model.vocabulary, self.folder / "engine.log",
-            core=self.cores[0], clock=self.clock, seed=self.config.seed,
+            tp=tp, core=self.cores[0], clock=self.clock, seed=self.config.seed,
         )  # fmt: skip
 
     def model(self, weights: WeightVersion, name: str) -> ModelSpec:
@@ -191,12 +195,16 @@ async def measure(subject: Subject, grid: Grid, name: str, model_name: str, say:
             training += await measure_trainer(trainer, grid, tokens, model, say)
         finally:
             await trainer.stop()
-    engine = await subject.engine(weights, model)
-    try:
-        decode, prefill = await measure_engine(engine, grid, say)
-    finally:
-        await engine.stop()
-    capacity = {1: float(config.engine.slots * config.engine.max_context)}
+    decode: list[DecodePoint] = []
+    prefill: list[PrefillPoint] = []
+    for tp in grid.tp:
+        engine = await subject.engine(weights, model, tp)
+        try:
+            decoded, filled = await measure_engine(engine, grid, tp, say)
+        finally:
+            await engine.stop()
+        decode, prefill = decode + decoded, prefill + filled
+    capacity = dict.fromkeys(grid.tp, float(config.engine.slots * config.engine.max_context))
     steps, fits = fit_rollout(decode, prefill, capacity, config.engine.slots)
     costs = TrainingCosts(model, subject.hardware, np.array([1.0]), TrainingFactors(logprob_pass=False))
     factors, fits["training"] = fit_training(training, costs)
@@ -210,13 +218,15 @@ async def measure(subject: Subject, grid: Grid, name: str, model_name: str, say:
     )  # fmt: skip
 
 
-async def measure_engine(engine: MeasuredEngine, grid: Grid, say: Say) -> tuple[list[DecodePoint], list[PrefillPoint]]:
-    """The rollout side of the grid, at TP 1."""
+async def measure_engine(
+    engine: MeasuredEngine, grid: Grid, tp: int, say: Say
+) -> tuple[list[DecodePoint], list[PrefillPoint]]:
+    """The rollout side of the grid, of one TP degree."""
     decode = []
     for context in grid.context:
         for batch in grid.batch:
             seconds = await engine.decode_step([context] * batch, grid.steps, grid.repeats)
-            decode.append(DecodePoint(1, batch, int(batch * (context + 1 + grid.steps / 2)), seconds))
+            decode.append(DecodePoint(tp, batch, int(batch * (context + 1 + grid.steps / 2)), seconds))
             say(f"decode, {batch} sequences at {context} tokens: {1000 * seconds:.2f} ms a step")
     filled = []
     for reused in grid.reused:
@@ -232,7 +242,7 @@ def prefill_points(filled: Sequence[Prefilled], decode: Sequence[DecodePoint]) -
     step = float(fit_relative(columns, np.array([p.seconds for p in decode])).coefficients[0])
     return [
         PrefillPoint(
-            1, f.tokens, f.context, max(f.seconds - step * f.steps, _LEAST_SHARE * f.seconds) / f.requests
+            decode[0].tp, f.tokens, f.context, max(f.seconds - step * f.steps, _LEAST_SHARE * f.seconds) / f.requests
         )
         for f in filled
     ]  # fmt: skip

@@ -43,11 +43,11 @@ class OnlineConfig(Config):
 
     enabled: bool = False
     model: str | None = None
-    """A shipped model spec, a spec file or a HF checkpoint: what is planned for."""
+    """A shipped model spec, a spec file or a HF checkpoint: what is planned for. Read where the scheduler runs."""
     hardware: str = "cpu"
     """Kind of device that a worker is."""
     profile: str | None = None
-    """A profile (``libra profile``) that replaces derived costs."""
+    """A profile (``libra profile``) that replaces derived costs. Read where the scheduler runs."""
     train: Literal["fixed", "move"] = "fixed"
     """``fixed``: training keeps its workers, rollout is laid out anew; ``move``: workers change sides too (a trainer of
     several ranks that may join and leave, and workers that may take both roles)."""

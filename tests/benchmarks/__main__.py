@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-BENCHMARKS = ("control_plane", "recovery", "memory", "kv", "cmlfq", "planner", "quickstart")
+BENCHMARKS = ("control_plane", "recovery", "memory", "kv", "cmlfq", "planner", "calibration", "replay", "quickstart")
 TARGET = Path(__file__).resolve().parents[2] / "build" / "bench.json"
 
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from libra.pipeline.config import RunConfig
 from libra.pipeline.profile.engine import MeasuredEngine, Prefilled
 from libra.pipeline.profile.meter import Clock, two_cores
-from libra.pipeline.profile.trainer import PROMPT, MeasuredTrainer
+from libra.pipeline.profile.trainer import MeasuredTrainer
 from libra.pipeline.run.spec import make_tokenizer_file
 from libra.resources.calibration import (
     DecodePoint,
@@ -74,6 +74,9 @@ class Grid(Config):
     """Padded tokens of a micro-batch."""
     steps: int = Field(default=16, ge=1)
     """Decode steps of one sample."""
+    spread: float = Field(default=0.7, ge=0, lt=1)
+    """Contexts of a decode step, and lengths of a batch, lie evenly within this share of the point's value, as those of
+    trajectories do: an engine or trainer that pads pays for it."""
     sampled: float = Field(default=0.5, gt=0, le=1)
     """Share of loss tokens in training sequences."""
     repeats: int = Field(default=5, ge=1)
@@ -82,7 +85,7 @@ class Grid(Config):
     def check(self, config: RunConfig) -> None:
         """`ConfigError` for a point that the config's engine or trainer cannot take."""
         engine = config.engine
-        longest = max(self.context) + self.steps + 1
+        longest = max(self.around(max(self.context), 2)) + self.steps + 1
         filled = max(self.prefill) + max(self.reused)
         limits = (
             ("batch", max(self.batch), engine.slots, "engine.slots"),
@@ -96,21 +99,25 @@ class Grid(Config):
             raise ConfigError(
                 f"the grid asks for TP {', '.join(map(str, self.tp))}; engine.kind {config.engine.kind!r} runs at TP 1"
             )
-        if min(self.length) <= PROMPT:
-            raise ConfigError(f"the grid's length begins at {min(self.length)}; training sequences need {PROMPT + 1}")
+
+    def around(self, value: int, count: int) -> list[int]:
+        """``count`` lengths whose mean is ``value``."""
+        if count == 1:
+            return [value]
+        return [max(1, round(value * (1 + self.spread * (2 * i / (count - 1) - 1)))) for i in range(count)]
 
 
 def default_grid(config: RunConfig, **chosen: Sequence[int]) -> Grid:
     """A grid that covers what the config's engine holds; ``chosen`` dimensions replace its own."""
     most, slots = config.engine.max_context, config.engine.slots
     batch = sorted({1, min(2, slots), max(1, slots // 16), max(1, slots // 4), max(1, slots // 2), slots})
-    room = most - 18
+    room = int((most - 18) / 1.7)
     values = {
         "batch": batch,
-        "context": sorted({max(1, room * share // 16) for share in (1, 4, 9, 15)}),
+        "context": sorted({max(1, room * share // 16) for share in (1, 4, 9, 16)}),
         "prefill": sorted({max(1, most * share // 64) for share in (1, 2, 8, 20, 45)}),
         "reused": sorted({0, most // 4}),
-        "length": sorted({max(PROMPT + 1, most * share // 16) for share in (1, 3, 6, 11, 16)}),
+        "length": sorted({max(2, int(most * share / 27.2)) for share in (1, 3, 6, 11, 16)}),
         "rows": (8, 24),
         "micro_batch_tokens": (config.trainer.micro_batch_tokens,),
     }
@@ -225,9 +232,10 @@ async def measure_engine(
     decode = []
     for context in grid.context:
         for batch in grid.batch:
-            seconds = await engine.decode_step([context] * batch, grid.steps, grid.repeats)
-            decode.append(DecodePoint(tp, batch, int(batch * (context + 1 + grid.steps / 2)), seconds))
-            say(f"decode, {batch} sequences at {context} tokens: {1000 * seconds:.2f} ms a step")
+            contexts = grid.around(context, batch)
+            seconds = await engine.decode_step(contexts, grid.steps, grid.repeats)
+            decode.append(DecodePoint(tp, batch, int(sum(contexts) + batch * (1 + grid.steps / 2)), seconds))
+            say(f"decode, {batch} sequences around {context} tokens: {1000 * seconds:.2f} ms a step")
     filled = []
     for reused in grid.reused:
         for tokens in grid.prefill:
@@ -251,14 +259,15 @@ def prefill_points(filled: Sequence[Prefilled], decode: Sequence[DecodePoint]) -
 async def measure_trainer(
     trainer: MeasuredTrainer, grid: Grid, micro_batch_tokens: int, model: ModelSpec, say: Say
 ) -> list[TrainPoint]:
-    """The training side of the grid: batches of equal lengths."""
+    """The training side of the grid."""
     points = []
     for length in grid.length:
         micro = max(1, micro_batch_tokens // length)
         for rows in grid.rows:
-            seconds = await trainer.step_seconds([length] * rows, grid.sampled, model.vocabulary, grid.repeats)
-            points.append(TrainPoint((length,) * rows, min(micro, rows), seconds, "none"))
-            say(f"training, {rows} sequences of {length} tokens, micro-batches of {micro}: {1000 * seconds:.1f} ms")
+            lengths = grid.around(length, rows)
+            seconds = await trainer.step_seconds(lengths, grid.sampled, model.vocabulary, grid.repeats)
+            points.append(TrainPoint(tuple(lengths), min(micro, rows), seconds, "none"))
+            say(f"training, {rows} sequences around {length} tokens, micro-batches of {micro}: {1000 * seconds:.1f} ms")
     return points
 
 

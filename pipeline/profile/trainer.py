@@ -123,6 +123,7 @@ class MeasuredTrainer:
         return median(samples[1:])
 
     def _trajectory(self, place: int, length: int, sampled: float, vocabulary: int) -> Trajectory:
+        length = max(length, 2)
         mask = (self._random.random(length) < sampled).astype(np.int8)
         mask[: min(PROMPT, length - 1)] = 0
         mask[-1] = 1

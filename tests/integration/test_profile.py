@@ -27,7 +27,7 @@ COLD = (
 )
 OVERRIDES = ("name=tiny", "engine.slots=8", "engine.max_context=160", f"trainer.options.cold_start={COLD}")
 GRID = (
-    "--batch", "1,4,8", "--context", "16,96", "--prefill", "4,32,80", "--reused", "0,32", "--length", "40,90,160",
+    "--batch", "1,4,8", "--context", "10,70", "--prefill", "4,32,80", "--reused", "0,32", "--length", "30,60,90",
     "--rows", "4", "--micro-batch-tokens", "200,1000", "--repeats", "1",
 )  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_a_profile_has_costs_provenance_and_held_out_errors(measured: tuple[Path
     costs = profile.rollout_costs()
     assert costs is not None
     step = costs.of(1)
-    assert step.decode_seconds(8, 8 * 96) > 0
+    assert step.decode_seconds(8, 8 * 70) > 0
     assert step.prefill_seconds(80) > 0
     assert (step.slots, step.capacity) == (8, 8 * 160)
     factors = profile.training_factors()
@@ -103,7 +103,7 @@ def test_a_measured_profile_is_what_scenarios_go_by(measured: tuple[Path, Result
     ("arguments", "says"),
     [
         (("--batch", "1,9"), "the grid's batch reaches 9, the engine holds 8 (engine.slots); lower it"),
-        (("--context", "150"), "the grid's context reaches 167, the engine holds 160"),
+        (("--context", "100"), "the grid's context reaches 187, the engine holds 160"),
         (("--prefill", "10,150", "--reused", "20"), "the grid's prefill reaches 170, the engine holds 159"),
         (("--tp", "1,2"), "engine.kind 'torch' runs at TP 1"),
     ],

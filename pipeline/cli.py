@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from libra.pipeline.commands.plan import plan
+from libra.pipeline.commands.profile import profile
 from libra.pipeline.commands.simulate import simulate
 from libra.resources.errors import ConfigError, LibraError
 
@@ -126,6 +127,7 @@ def doctor() -> None:
 
 
 main.add_command(plan)
+main.add_command(profile)
 main.add_command(simulate)
 
 

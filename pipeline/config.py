@@ -22,6 +22,7 @@ from libra.pipeline.overrides import apply_overrides
 from libra.resources.config import Bytes, Config, Seconds
 from libra.resources.errors import ConfigError
 from libra.resources.tags import Role
+from libra.scheduler_plugin.planner.online import OnlineConfig
 from libra.tasks.algorithms.base import AlgorithmConfig
 from libra.tasks.engines.base import EngineConfig
 from libra.tasks.envs.base import EnvironmentConfig
@@ -205,6 +206,7 @@ class RunConfig(Config):
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     buckets: tuple[BucketConfig, ...] = Field(default=(BucketConfig(),), min_length=1)
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
+    planner: OnlineConfig = Field(default_factory=OnlineConfig)
     staleness: StalenessConfig = Field(default_factory=StalenessConfig)
     groups: GroupsConfig = Field(default_factory=GroupsConfig)
     retries: RetriesConfig = Field(default_factory=RetriesConfig)

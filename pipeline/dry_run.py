@@ -27,7 +27,9 @@ from libra.pipeline.view.lines import count
 from libra.resources.cluster.attach import attached
 from libra.resources.cluster.local import PRELOAD
 from libra.resources.errors import ClusterError, ConfigError, LibraError
+from libra.scheduler_plugin.planner.online import Online, WorkerDevice
 from libra.scheduler_plugin.policy import load_policy
+from libra.scheduler_plugin.roles import Duty
 from libra.tasks.envs.base import Environment
 from libra.tasks.registry import environment_class
 
@@ -41,7 +43,7 @@ _TRAIN_BYTES = 4 * 4
 
 def examine_run(config: RunConfig, *, resume: bool, fresh: bool) -> list[Check]:
     """Every check of ``config``."""
-    checks = [_model(config), _policy(config)]
+    checks = [_model(config), _policy(config), *_planner(config)]
     with tempfile.TemporaryDirectory(prefix="libra-dry-run-") as folder:
         try:
             environment = environment_class(config.environment.kind)
@@ -91,6 +93,25 @@ def _policy(config: RunConfig) -> Check:
     except ConfigError as error:
         return Check("policy", "missing", str(error))
     return Check("policy", "ok", config.policy.kind)
+
+
+def _planner(config: RunConfig) -> Iterator[Check]:
+    """Whether a run that replans can: its specs, and roles that its workers can change."""
+    if not config.planner.enabled:
+        return
+    wanted = config.cluster.workers
+    duties = [Duty("rollout", b.tp) for b in config.buckets for _ in range(b.instances)] + [
+        Duty("train")
+    ] * wanted.train
+    able = config.cluster.scheduler is not None  # a local worker has one role; of others the scheduler will tell
+    workers = [WorkerDevice(f"{duty.role}-{i}", "here", able, duty) for i, duty in enumerate(duties)]
+    try:
+        planner = Online(config.planner, workers).planner
+    except ConfigError as error:
+        yield Check("planner", "missing", str(error))
+        return
+    costs = planner.rollout_costs(planner.inventory.hardware[0]).provenance
+    yield Check("planner", "ok", f"replans {planner.model.name} on {len(workers)} workers; costs: {costs}")
 
 
 def _environment(config: RunConfig, kind: type[Environment], tokenizer: Path | None) -> Check:

@@ -25,6 +25,9 @@ SET_ROLE = "libra_set_role"
 """``worker`` (name or address), ``role`` (or None), ``tp`` → ``{}``; ``{"error"}`` if the worker cannot take it."""
 SET_WEIGHTS = "libra_set_weights"
 """``version``, ``path``, ``digest`` → ``{}``: rollout workers load it; announced by `EVENT` ``weights``."""
+REPORT_STEP = "libra_report_step"
+"""``step``, ``seconds`` since the last one, ``records`` (rows of `RequestRecord`s of the step's batch) → ``{}``: what
+replanning goes by; announced by `EVENT` ``replan``. Ignored in a run that does not replan."""
 AWAIT_BATCH = "libra_await_batch"
 """worker → plugin: ``run``, ``version`` → the batch's record once the driver has posted it (`POST_BATCH`)."""
 POST_BATCH = "libra_post_batch"
@@ -46,7 +49,7 @@ EVENT = "libra-event"
 """``event`` and its fields: ``role`` (worker, role, state, version, error, given_up, and ``loads``, the version that a
 starting engine will look for), ``weights`` (worker, version, error), ``unbound`` (key, reason), ``lost`` (worker,
 role), ``residence`` (key, reason: its worker is lost, it was released and will not run again), ``alarm`` (where,
-error), ``progress`` (fields)."""
+error), ``progress`` (fields), ``replan`` (action, reason, and figures)."""
 
 # plugin → worker, stream
 RETAG = "libra-retag"

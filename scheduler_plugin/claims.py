@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from libra.resources import wire
 from libra.resources.errors import ClusterError, ConfigError
@@ -21,6 +21,9 @@ from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.residences import Residences
 from libra.scheduler_plugin.roles import Limits
 from libra.scheduler_plugin.routing import RoutingTable
+
+if TYPE_CHECKING:
+    from libra.scheduler_plugin.replanning import Replanning
 
 _BATCHES_KEPT = 4
 """A batch may be asked for again after a loss, but only until the next ones are trained."""
@@ -40,6 +43,7 @@ class Claim:
         self.keeper: Keeper | None = None
         self.binder: Binder | None = None
         self.residences: Residences | None = None
+        self.replanning: Replanning | None = None
         self.weights: dict[str, Any] | None = None
         self.ending = False
         self.ended = asyncio.Event()
@@ -93,6 +97,8 @@ class Claim:
     def end(self) -> None:
         """The run ends: whoever waits for a batch waits in vain."""
         self.ending = True
+        if self.replanning is not None:
+            self.replanning.end()
         self._wake()
 
     def _wake(self) -> None:

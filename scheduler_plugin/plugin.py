@@ -298,6 +298,8 @@ class LibraScheduler(SchedulerPlugin):
         if not claim.ending:
             self._give_up_unbound(claim)
             claim.keeper.tick()
+            if claim.replanning is not None:
+                claim.replanning.tick()
         elif claim.keeper.end() and self.pool.at_rest:
             self.pool.finish()
             self.scheduler.allowed_failures = self._allowed_failures

@@ -22,6 +22,7 @@ from libra.scheduler_plugin.assignment import assign
 from libra.scheduler_plugin.binding import Binder
 from libra.scheduler_plugin.claims import Claim
 from libra.scheduler_plugin.learned import Keeper, load
+from libra.scheduler_plugin.replanning import Replanning, online_of, record_of
 from libra.scheduler_plugin.residences import Residences
 from libra.scheduler_plugin.retag import offered
 from libra.scheduler_plugin.roles import Duty
@@ -52,6 +53,7 @@ class Requests:
             wire.SET_WEIGHTS: self.set_weights,
             wire.POST_BATCH: self.post_batch,
             wire.AWAIT_BATCH: self.await_batch,
+            wire.REPORT_STEP: self.report_step,
             wire.rpc(wire.OPEN): self.open,
             wire.rpc(wire.END): self.end,
         }
@@ -79,6 +81,8 @@ class Requests:
             return {"error": f"client {client!r} is not connected to this scheduler: connect first, then claim"}
         try:
             assignment = assign(plugin.pool.candidates(), claim.spec.roles, claim.spec.buckets)
+            nodes = {str(ws.name): ws.host for ws in plugin.scheduler.workers.values()}
+            online = online_of(claim.spec, plugin.pool.candidates(), nodes, assignment.duties)
         except LibraError as error:
             return {"error": str(error)}
         claim.keeper = Keeper(claim.table.policy, claim.spec, plugin.alarms)
@@ -88,6 +92,8 @@ class Requests:
             plugin.outbox.by_topic.add(client)
         else:
             plugin.outbox.by_topic.discard(client)  # it may have claimed before, with the topic
+        if online is not None:
+            claim.replanning = Replanning(online, plugin.pool, claim.table, plugin.alarms, plugin.tell)
         plugin.begin_claim(claim, assignment.duties)
         duties = {name: {"role": duty.role, "tp": duty.tp} for name, duty in assignment.duties.items()}
         return {"token": claim.token, "roles": duties, "notes": [*notes, *assignment.notes]}
@@ -166,6 +172,15 @@ class Requests:
         if claim is None:
             return _REFUSED
         claim.post(version, record)
+        return {}
+
+    async def report_step(self, token: str, step: int, seconds: float, records: list[list[Any]]) -> Reply:
+        """A step has ended."""
+        claim = self._plugin.holds(token)
+        if claim is None:
+            return _REFUSED
+        if claim.replanning is not None:
+            claim.replanning.report(step, seconds, [record_of(row) for row in records])
         return {}
 
     async def await_batch(self, run: str, version: int) -> Reply:

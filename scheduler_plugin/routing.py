@@ -42,6 +42,11 @@ class RoutingTable:
         self._tags = frozenset(rollout_tag(bucket.tp) for bucket in buckets)
         self._listed: tuple[RolloutInstance, ...] | None = None
 
+    def rebucket(self, buckets: Sequence[Bucket]) -> None:
+        """Other buckets from now on. What is bound stays where it is."""
+        self.buckets = tuple(buckets)
+        self._tags = frozenset(rollout_tag(bucket.tp) for bucket in buckets)
+
     # Instances and tool workers come and go.
 
     def offer(self, address: str, name: str, tp: int, slots: int) -> None:

@@ -22,6 +22,7 @@ from libra.resources.codec import pack
 from libra.resources.errors import ResidenceLostError
 from libra.resources.keys import TaskKey
 from libra.resources.tags import Role as RoleName
+from libra.resources.tags import capability
 from libra.resources.types import Bucket, RolloutInstance, WeightVersion
 from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.plugin import LibraScheduler
@@ -299,3 +300,17 @@ async def playing(address: str, run: RunSpec, version: int | None = 0) -> AsyncI
             play.driver.close()
             if client.status == "running":
                 await getattr(client.scheduler, wire.RELEASE)(token=play.token)
+
+
+class AnyRoleCluster(LibraLocalCluster):
+    """A cluster of label roles whose rollout and train workers may take each other's role."""
+
+    def __init__(self, workers: dict[RoleName, int]) -> None:
+        super().__init__(workers, preload="cluster_parts", dashboard=False, asynchronous=True)
+
+    def _worker(self, role: RoleName, slots: int) -> dict[str, Any]:
+        made = super()._worker(role, slots)
+        if role in ("rollout", "train"):
+            both: tuple[RoleName, ...] = ("rollout", "train")
+            made["options"]["options"]["resources"] = {capability(each): slots for each in both}
+        return made

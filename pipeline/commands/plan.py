@@ -47,12 +47,15 @@ def plan(
 ) -> None:  # fmt: skip
     """Plan a cluster: how many devices train and how many roll out, and how."""
     from libra.pipeline.commands.plan_view import show
+    from libra.resources.calibration import load_profile
     from libra.resources.specs import load_model
     from libra.scheduler_plugin.planner import Planner, PlannerConfig
+    from libra.scheduler_plugin.planner.planner import Profiles
     from libra.scheduler_plugin.planner.rescore import rescore
 
     config = PlannerConfig(trainer=trainer, slots=slots, overlap=alpha + 1, split_prefill=split_prefill)
-    planner = Planner(load_model(model), _inventory(cluster, gpus, hardware), config, _profiles(profile))
+    profiles = Profiles.of(load_profile(profile)) if profile else Profiles()
+    planner = Planner(load_model(model), _inventory(cluster, gpus, hardware), config, profiles)
     records = _records(lengths, requests, mean, seed)
     chosen = planner.plan(records)
     simulated: dict[str, Any] = {}
@@ -84,21 +87,6 @@ def _inventory(cluster: str | None, gpus: int | None, hardware: str) -> Inventor
     if gpus:
         return uniform(load_hardware(hardware), gpus)
     return from_cluster(cluster or "a800_48")
-
-
-def _profiles(name: str | None) -> Any:
-    from libra.resources.calibration import load_profile
-    from libra.scheduler_plugin.planner.planner import Profiles
-
-    if name is None:
-        return Profiles()
-    profile = load_profile(name)
-    costs, factors = profile.rollout_costs(), profile.training_factors()
-    return Profiles(
-        rollout={profile.hardware: costs} if costs else {},
-        training={profile.hardware: factors} if factors else {},
-        provenance={profile.hardware: profile.title} if factors else {},
-    )
 
 
 def _records(lengths: str | None, requests: int, mean: float, seed: int) -> list[RequestRecord]:

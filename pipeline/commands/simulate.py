@@ -1,5 +1,5 @@
-"""``libra simulate``: policies compared on a scenario, or the published experiments side by side with simulated
-ones."""
+"""``libra simulate``: policies compared on a scenario, a recorded run replayed, or the published experiments side by
+side with simulated ones."""
 
 from __future__ import annotations
 
@@ -9,24 +9,31 @@ from pathlib import Path
 
 import click
 
+from libra.resources.errors import ConfigError
+
 
 @click.command()
 @click.argument("scenario")
 @click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds; the scenario's own when not given.")
+@click.option("--profile", help="A profile (libra profile) that replaces derived costs.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write an offline report there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def simulate(scenario: str, seeds: int | None, html: str | None, as_json: bool) -> None:
-    """Simulate SCENARIO: a YAML file or a shipped one (drift, small); 'paper': the published experiments; 'jobs':
-    several runs that share a cluster."""
+def simulate(scenario: str, seeds: int | None, profile: str | None, html: str | None, as_json: bool) -> None:
+    """Simulate SCENARIO: a YAML file or a shipped one (drift, small); the folder of a run: that run, simulated step
+    times beside the real ones; 'paper': the published experiments; 'jobs': several runs that share a cluster."""
     from rich.console import Console
 
     from libra.pipeline.simulate.jobs import example
-    from libra.pipeline.simulate.pages import comparison_page, comparison_rows, paper_page, shared_page
+    from libra.pipeline.simulate.pages import comparison_page, comparison_rows, paper_page, replay_page, shared_page
     from libra.pipeline.simulate.paper import experiments
+    from libra.pipeline.simulate.replay import is_run, read_recording, replay
     from libra.pipeline.simulate.scenario import load_scenario
-    from libra.pipeline.simulate.tables import comparison_table, paper_table, shared_table
+    from libra.pipeline.simulate.tables import comparison_table, paper_table, replay_table, shared_table
     from libra.pipeline.simulate.variants import compare, with_seeds
+    from libra.resources.calibration import load_profile
 
+    if profile and scenario in ("paper", "jobs"):
+        raise ConfigError(f"--profile {profile}: {scenario!r} brings its own costs; leave it out")
     log = Console(stderr=True, highlight=False)
     console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=160)
     if scenario == "paper":
@@ -43,9 +50,17 @@ def simulate(scenario: str, seeds: int | None, html: str | None, as_json: bool) 
         else:
             console.print(shared_table(shared))
         page = shared_page(shared) if html else ""
+    elif is_run(scenario):
+        replayed = replay(read_recording(Path(scenario)), load_profile(profile) if profile else None)
+        if as_json:
+            click.echo(json.dumps(replayed.to_plain()))
+        else:
+            console.print(replay_table(replayed))
+        page = replay_page(replayed) if html else ""
     else:
         loaded = load_scenario(scenario)
         loaded = with_seeds(loaded, seeds) if seeds else loaded
+        loaded = loaded.model_copy(update={"profile": profile}) if profile else loaded
         results = compare(loaded, log.print)
         if as_json:
             click.echo(json.dumps(comparison_rows(results)))

@@ -63,6 +63,8 @@ class Fleet:
                 self._give_up(fields["key"], ResidenceLostError(fields["reason"]))
             case "alarm":
                 self._emit(Failed(now, "alarm", fields["where"], fields["error"]))
+            case "replan":
+                self._emit(Note(now, f"planner: {fields['action']}: {fields['reason']}"))
             case "progress":
                 values = dict(fields["fields"])
                 self._emit(Progress(now, str(values.pop("what", "cold start")), values))

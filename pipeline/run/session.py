@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from distributed import Client
@@ -29,10 +30,13 @@ from libra.pipeline.run.training import TrainingSide
 from libra.pipeline.run.waits import Emit, waiting
 from libra.pipeline.view.events import Note, Progress
 from libra.resources import wire
+from libra.resources.batches import BatchReader
 from libra.resources.errors import ClusterError
 from libra.resources.types import WeightVersion
 from libra.resources.types.run import RunSpec
 from libra.resources.weights import prune_weights, release_weight_directory, weight_directory
+from libra.scheduler_plugin.replanning import record_row
+from libra.scheduler_plugin.simulation.traces import trace_of
 from libra.tasks.registry import environment_class
 
 Started = Callable[[RunLoop, Client, str], None]
@@ -143,6 +147,11 @@ async def run_session(config: RunConfig, state: RunState, client: Client, emit: 
         async def post_batch(version: int, record: dict[str, Any]) -> None:
             await scheduler.call(wire.POST_BATCH, version=version, record=record)
 
+        async def report_step(step: int, seconds: float, batch: Path) -> None:
+            if config.planner.enabled:
+                rows = await asyncio.to_thread(step_records, batch)
+                await scheduler.call(wire.REPORT_STEP, step=step, seconds=seconds, records=rows)
+
         async def load_by_worker() -> dict[str, int]:
             return busy_counts(await scheduler.call(wire.STATUS))
 
@@ -166,6 +175,7 @@ async def run_session(config: RunConfig, state: RunState, client: Client, emit: 
                 weights_dir=weights_dir,
                 set_weights=set_weights,
                 post_batch=post_batch,
+                report_step=report_step,
                 save_checkpoint=lambda: state.save(training.save),
                 load_by_worker=load_by_worker,
                 emit=emit,
@@ -173,6 +183,11 @@ async def run_session(config: RunConfig, state: RunState, client: Client, emit: 
         )
         started(loop, client, spec.run)
         await loop.run()
+
+
+def step_records(batch: Path) -> list[list[Any]]:
+    """What the trajectories of a committed batch took, as `wire.REPORT_STEP` carries it."""
+    return [record_row(trace_of(trajectory).record()) for trajectory in BatchReader(batch).trajectories()]
 
 
 async def begin(state: RunState, training: TrainingSide, emit: Emit) -> None:

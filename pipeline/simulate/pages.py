@@ -11,6 +11,7 @@ from typing import Any
 
 from libra.pipeline.simulate.jobs import Shared
 from libra.pipeline.simulate.paper import Figure
+from libra.pipeline.simulate.replay import Replay
 from libra.pipeline.simulate.scenario import Scenario
 from libra.pipeline.simulate.variants import Compared
 
@@ -74,6 +75,24 @@ def comparison_page(scenario: Scenario, results: Sequence[Compared]) -> str:
         + _lines([(e.variant, [s.seconds for s in e.results[0].steps]) for e in results])
     )
     return _page(scenario.name, body)
+
+
+def replay_page(replayed: Replay) -> str:
+    """A recorded run: real step times beside simulated ones."""
+    rows = "".join(
+        f"<tr><td>{step}</td><td class=n>{real:.2f}</td><td class=n>{simulated:.2f}</td>"
+        f"<td class=n>{simulated / real - 1:+.0%}</td></tr>"
+        for step, simulated, real in replayed.rows
+    )
+    name = replayed.recording.config.name
+    lines = [("real", [row[2] for row in replayed.rows]), ("simulated", [row[1] for row in replayed.rows])]
+    body = (
+        f"<h1>{escape(name)} replayed</h1><p>Mean step {replayed.real:.2f} s real, {replayed.simulated:.2f} s "
+        f"<b>simulated</b> ({replayed.simulated / replayed.real - 1:+.1%}). Costs: {escape(replayed.provenance)}.</p>"
+        + _lines(lines)
+        + f"<table><tr><th>step<th class=n>real s<th class=n>simulated s<th class=n>error</tr>{rows}</table>"
+    )
+    return _page(f"{name} replayed", body)
 
 
 def paper_page(figures: Sequence[Figure]) -> str:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from libra.pipeline.simulate.jobs import Shared
 from libra.pipeline.simulate.paper import Figure
+from libra.pipeline.simulate.replay import Replay
 from libra.pipeline.simulate.scenario import Scenario
 from libra.pipeline.simulate.variants import Compared
 
@@ -53,4 +54,17 @@ def shared_table(shared: Sequence[Shared]) -> Table:
         nodes = ", ".join(f"{name} {value}" for name, value in each.last.items())
         ratio = each.progress / shared[0].progress
         table.add_row(each.way, f"{each.progress:.2f}", f"{each.spread:.2f}", f"{ratio:.2f}", steps, nodes)
+    return table
+
+
+def replay_table(replayed: Replay) -> Table:
+    """A recorded run: real step times beside simulated ones."""
+    title = f"run {escape(replayed.recording.config.name)} replayed; costs: {escape(replayed.provenance)}"
+    table = Table(title=title, box=None)
+    for column in ("step", "real s", "simulated s", "error"):
+        table.add_column(column, justify="right")
+    for step, simulated, real in replayed.rows:
+        table.add_row(str(step), f"{real:.2f}", f"{simulated:.2f}", f"{simulated / real - 1:+.0%}")
+    error = replayed.simulated / replayed.real - 1
+    table.add_row("mean", f"{replayed.real:.2f}", f"{replayed.simulated:.2f}", f"{error:+.1%}", style="bold")
     return table

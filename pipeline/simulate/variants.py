@@ -68,10 +68,9 @@ def planner_of(scenario: Scenario, layouts: str = "any", overlap: int | None = N
     profiles = Profiles()
     if scenario.profile is not None:
         profile = load_profile(scenario.profile)
-        costs = profile.rollout_costs()
-        if costs is None:
+        if not profile.rollout:
             raise ConfigError(f"profile {profile.name} holds no rollout costs; the scenario {scenario.name} needs some")
-        profiles = Profiles(rollout={profile.hardware: costs})
+        profiles = Profiles.of(profile)
     config = PlannerConfig.model_validate(
         {
             "trainer": scenario.trainer,

@@ -15,7 +15,7 @@ from libra.resources.cost_model.rollout import StepCost
 from libra.resources.cost_model.strategies import Strategies
 from libra.resources.cost_model.training import TrainingCosts, TrainingFactors
 from libra.resources.errors import ConfigError
-from libra.resources.types import TrainStrategy
+from libra.resources.types import Recompute, TrainStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,19 @@ class PrefillPoint:
 
 @dataclass(frozen=True, slots=True)
 class TrainPoint:
-    """One optimizer step over sequences of ``lengths`` tokens in micro-batches of ``micro`` took ``seconds`` on one
-    rank (tp = ep = pp = dp = 1), log-prob pass included if the trainer makes one."""
+    """One optimizer step over sequences of ``lengths`` tokens in micro-batches of ``micro`` sequences took ``seconds``
+    on one rank (tp = ep = pp = dp = 1) that recomputes activations by ``recompute``, log-prob pass included if the
+    trainer makes one, weights not published."""
 
     lengths: tuple[int, ...]
     micro: int
     seconds: float
+    recompute: Recompute = "full"
+
+    @property
+    def strategy(self) -> TrainStrategy:
+        """How it was trained."""
+        return TrainStrategy(1, 1, 1, 1, self.micro, self.recompute)
 
 
 def fit_rollout(
@@ -73,9 +80,10 @@ def fit_rollout(
 
 def fit_training(points: Sequence[TrainPoint], costs: TrainingCosts) -> tuple[TrainingFactors, Fit]:
     """Factors on the derived costs ``costs`` that fit measurements of one rank: on the linear part, the quadratic part,
-    the cost of a micro-batch, and a fixed cost of a step."""
+    the cost of a micro-batch, and a fixed cost of a step (beyond the derived optimizer step)."""
     columns = np.array([_train_columns(point, costs) for point in points])
-    fit = fit_relative(columns, np.array([p.seconds for p in points]))
+    derived = [sum(float(part[0]) for part in costs.fixed_parts(Strategies.of([p.strategy]))[:2]) for p in points]
+    fit = fit_relative(columns, np.array([p.seconds for p in points]) - derived)
     linear, quadratic, constant, fixed = map(float, fit.coefficients)
     return replace(costs.factors, linear=linear, quadratic=quadratic, constant=constant, fixed_seconds=fixed), fit
 
@@ -84,7 +92,7 @@ def _train_columns(point: TrainPoint, costs: TrainingCosts) -> tuple[float, floa
     """Seconds of (linear, quadratic, micro-batch) cost with factor 1, and 1 for the fixed cost; one stage, so a pass is
     the sum over micro-batches."""
     lengths = np.sort(np.array(point.lengths, np.float64))[::-1]
-    rows = costs.coefficients(Strategies.of([TrainStrategy(1, 1, 1, 1, point.micro)]))[0]
+    rows = costs.coefficients(Strategies.of([point.strategy]))[0]
     last = rows[7:10] + rows[10:13] + (rows[7:10] if costs.factors.logprob_pass else 0.0)
     micro_batches = -(-len(lengths) // point.micro)
     return float(last[1] * lengths.sum()), float(last[2] * (lengths**2).sum()), float(last[0] * micro_batches), 1.0

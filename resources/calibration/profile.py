@@ -66,6 +66,7 @@ class TrainEntry(Config):
     quadratic: float = Field(ge=0)
     constant: float = Field(ge=0)
     fixed_seconds: float = Field(ge=0)
+    logprob_pass: bool = True
 
 
 class ThroughputEntry(Config):

@@ -151,7 +151,10 @@ class TrainingCosts:
         mean = float(self.lengths.mean())
         linear = self.factors.linear * 2 * self.active_layer_parameters
         quadratic = self.factors.quadratic * 2 * self.model.attention_width
-        return self.communication_per_layer(s) / ((linear + quadratic * mean) / compute)
+        work = linear + quadratic * mean
+        if work == 0:  # a trainer that only waits: whatever it sends is all it does
+            return np.where(self.communication_per_layer(s) > 0, np.inf, 0.0)
+        return self.communication_per_layer(s) / (work / compute)
 
     def micro_batches(self, s: Strategies) -> NDArray[np.int64]:
         """Of the rank that has the most."""

@@ -19,7 +19,8 @@ class RunSpec:
     ``load_seconds``: how long an engine may take to load a version; ``stop_seconds``: how long a role may take to stop.
     ``policy``: the bucket policy (``kind`` and its options); ``learn_from``: files with what it learned in other runs,
     ``learn_keep`` (0 to 1): what that is worth here. ``pool``: how roles are restarted and drained, where the
-    plugin's defaults shall not hold (``restarts``, ``backoff``, ``backoff_most``, ``stable``, ``drain``).
+    plugin's defaults shall not hold (``restarts``, ``backoff``, ``backoff_most``, ``stable``, ``drain``). ``planner``:
+    whether and how the plugin replans (`OnlineConfig`; empty: not at all).
     """
 
     run: str
@@ -47,6 +48,7 @@ class RunSpec:
     learn_from: list[str] = field(default_factory=list)
     learn_keep: float = 1.0
     pool: dict[str, float] = field(default_factory=dict)
+    planner: dict[str, Any] = field(default_factory=dict)
 
     @property
     def inline(self) -> bool:

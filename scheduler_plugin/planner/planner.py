@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field
 
+from libra.resources.calibration import Profile
 from libra.resources.config import Config
 from libra.resources.cost_model import Requests, RolloutCosts, TrainingCosts
 from libra.resources.cost_model.rollout import DEFAULT_SLOTS, DEGREES
@@ -67,6 +68,13 @@ class Profiles:
     rollout: Mapping[str, RolloutCosts] = field(default_factory=dict)
     training: Mapping[str, TrainingFactors] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, profile: Profile) -> Self:
+        """What one profile holds."""
+        kind, costs, factors = profile.hardware, profile.rollout_costs(), profile.training_factors()
+        rollout = {kind: costs} if costs else {}
+        return cls(rollout, {kind: factors} if factors else {}, {kind: profile.title} if factors else {})
 
 
 @dataclass(eq=False)
@@ -160,7 +168,7 @@ class Planner:
             left = budget - trained[0].gpus
             for steps in subsets:
                 side = RolloutSide(requests, replace(costs, steps=steps))
-                for layout in _layouts(side, left):
+                for layout in layouts_for(side, left):
                     if self.config.layouts == "homogeneous" and len(layout.counts()) > 1:
                         continue
                     key = _shape(trained[0], layout)
@@ -353,7 +361,7 @@ def _shape(strategy: TrainStrategy, layout: RolloutLayout) -> tuple[object, ...]
     return strategy.gpus, layout.kind, layout.degrees
 
 
-def _layouts(side: RolloutSide, gpus: int) -> Iterator[RolloutLayout]:
+def layouts_for(side: RolloutSide, gpus: int) -> Iterator[RolloutLayout]:
     """The exact partition with all of the side's degrees grown to ``gpus`` devices, and mixing over the same
     degrees."""
     partition = side.partition(gpus)

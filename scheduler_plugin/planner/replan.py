@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
 
 from pydantic import Field
@@ -101,14 +102,15 @@ class Replanner:
 
     def observe(self, step: int, seconds: float, predicted: float) -> Decision:
         """A step took ``seconds``; ``predicted`` is the cost model's figure for the plan in force and the requests of
-        this very step, so that a drift of the workload is not held against the plan.
+        this very step (infinite: the model says that they do not fit), so that a drift of the workload is not held
+        against the plan.
 
         Judges the last change: it has held at the first verdict as predicted, and is rolled back at the second in a row
         that is worse.
         """
         changed = self._changed_at
         settling = changed is not None and step <= changed + self.config.settle
-        if not settling and predicted > 0 and not self._judging:
+        if not settling and 0 < predicted < inf and not self._judging:
             self._ratios.append(seconds / predicted)
             while len(self._ratios) > self.config.window:
                 self._ratios.popleft()
@@ -188,9 +190,10 @@ class Replanner:
 
 
 def _shape(plan: Plan) -> tuple[object, ...]:
-    """What makes two plans the same to a cluster: bounds may differ, devices and degrees not."""
+    """What makes two plans the same to a cluster: bounds and micro-batches may differ, devices and degrees not."""
+    strategy = plan.strategy
     return (
         plan.train_kind,
-        plan.strategy,
+        (strategy.tp, strategy.ep, strategy.pp, strategy.dp),
         tuple((part.kind, part.layout.kind, part.layout.degrees, part.prefill_instances) for part in plan.rollout),
     )

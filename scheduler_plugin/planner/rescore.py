@@ -13,10 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from libra.resources.cost_model import RolloutCosts, StepCost
+from libra.resources.cost_model.rollout import QueueModel
+from libra.resources.cost_model.training import TrainingFactors
 from libra.resources.errors import ClusterError
 from libra.resources.inventory import Device, Inventory
 from libra.resources.specs import HardwareSpec, ModelSpec
@@ -150,6 +152,7 @@ def rescore(
         "devices": [[d.id, d.node, d.index, d.hardware, d.memory_bytes, d.domain] for d in planner.inventory.devices],
         "config": planner.config.model_dump(mode="json"),
         "costs": {kind: _costs_out(costs) for kind, costs in planner.profiles.rollout.items()},
+        "factors": {kind: asdict(factors) for kind, factors in planner.profiles.training.items()},
         "records": [_record_out(r) for r in records],
         "traces": [_trace_out(t) for t in (traces or traces_of(records))],
         "router": router, "alpha": alpha, "seconds": seconds, "count": len(plans),
@@ -164,8 +167,12 @@ def rescore(
     return Rescored(plans[answer["best"]], answer["seconds"], answer["predicted"], answer["count"])
 
 
-def _costs_out(costs: RolloutCosts) -> list[list[float]]:
-    return [[getattr(step, name) for name in StepCost.__slots__] for step in costs.steps]
+def _costs_out(costs: RolloutCosts) -> dict[str, Any]:
+    return {"steps": [asdict(step) for step in costs.steps], "queue": asdict(costs.queue)}
+
+
+def _costs_in(row: dict[str, Any]) -> RolloutCosts:
+    return RolloutCosts(tuple(StepCost(**step) for step in row["steps"]), QueueModel(**row["queue"]), "measured")
 
 
 def _record_out(r: RequestRecord) -> dict[str, Any]:
@@ -185,14 +192,10 @@ def _child(message: dict[str, Any]) -> dict[str, Any]:
     hardware = tuple(HardwareSpec.model_validate(h) for h in message["hardware"])
     inventory = Inventory(tuple(Device(*d) for d in message["devices"]), hardware)
     config = PlannerConfig.model_validate(message["config"])
-    profiles = Profiles()
-    if message["costs"]:
-        base = Planner(ModelSpec.model_validate(message["model"]), inventory, config)
-        rollout = {
-            kind: replace(base.rollout_costs(inventory.spec(kind)), steps=tuple(StepCost(*row) for row in rows))
-            for kind, rows in message["costs"].items()
-        }
-        profiles = Profiles(rollout=rollout)
+    profiles = Profiles(
+        {kind: _costs_in(row) for kind, row in message["costs"].items()},
+        {kind: TrainingFactors(**row) for kind, row in message["factors"].items()},
+    )
     planner = Planner(ModelSpec.model_validate(message["model"]), inventory, config, profiles)
     records = [RequestRecord(**row) for row in message["records"]]
     plans = planner.candidates(records, message["count"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from libra.resources.types import Bucket, RolloutInstance
+from libra.resources.types import Bucket, Plan, RolloutInstance
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 
@@ -34,3 +34,11 @@ class PlanRouting(BucketPolicy):
 
     def relearn(self, data: bytes, keep: float) -> None:
         self._policy.relearn(data, keep)
+
+
+def buckets_of(plan: Plan) -> tuple[Bucket, ...]:
+    """The plan's buckets as policies take them. A mixed bucket is one unbounded bucket of every degree it has."""
+    layout = plan.layout
+    if any(bucket.tp is None for bucket in layout.buckets):
+        return tuple(Bucket(tp, None) for tp in layout.counts())
+    return tuple(Bucket(bucket.tp, bucket.max_context) for bucket in layout.buckets if bucket.tp is not None)

@@ -1,9 +1,9 @@
 """A whole run in virtual time: admission under a staleness bound, rollout, training, publishing, replanning.
 
-    admitted ≤ (v + α + 1)·B ─> rollout ─> complete groups ─> batch v (waits for groups of version v − α) ─> train ─> v
-    + 1
+    admitted ≤ (v + α + 1)·B + returned ─> rollout ─> complete groups ─> batch v ─> train ─> v + 1
 
-Pure. The planner, the replanner and the bucket policy are the objects that a run uses. Invariants: staleness at
+Batch v waits for groups of version v − α; a returned group taught nothing and gave its place to another. Pure. The
+planner, the replanner and the bucket policy are the objects that a run uses. Invariants: staleness at
 consumption is at most α; every group admitted is trained on once or still in flight at the end; the training side never
 overlaps itself.
 """
@@ -17,9 +17,10 @@ from typing import Literal
 
 import numpy as np
 
-from libra.resources.types import Bucket, Plan, RequestRecord
+from libra.resources.types import Plan, RequestRecord
 from libra.scheduler_plugin.planner.planner import Planner
 from libra.scheduler_plugin.planner.replan import Outlook, Replanner
+from libra.scheduler_plugin.planner.routing import buckets_of
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.simulation.engine import Engine
 from libra.scheduler_plugin.simulation.rollout import RolloutSimulation
@@ -27,7 +28,7 @@ from libra.scheduler_plugin.simulation.states import Ended, Moves
 from libra.scheduler_plugin.simulation.traces import Trace
 
 Group = list[Trace]
-_TRAINED = "trained"
+_TRAINED, _INSTALLED = "trained", "installed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,9 @@ class LoopConfig:
     """``steps``: optimizer steps. ``groups``: of a batch. ``members``: trajectories that a group needs; more that are
     sampled are redundant and cancelled when enough have finished. ``alpha``: staleness bound. ``colocated``: training
     and rollout take turns on all devices. ``switch_seconds``: of one turn-taking. ``activation_seconds``: until a new
-    engine serves; ``join_seconds``: until devices that join training take part. ``failure``, ``retries``: of tool
-    calls. ``window``: batches whose records a plan is made from. ``clairvoyant``: plans are made from the batch to
+    engine serves; ``join_seconds``: until devices that join training take part. ``install_seconds``: from an update
+    until engines have its weights and groups are admitted under them. ``failure``, ``retries``: of tool calls.
+    ``window``: batches whose records a plan is made from. ``clairvoyant``: plans are made from the batch to
     come, and changes cost nothing (an upper bound, not a policy)."""
 
     steps: int
@@ -47,6 +49,7 @@ class LoopConfig:
     switch_seconds: float = 10.8
     activation_seconds: float = 10.8
     join_seconds: float = 8.0
+    install_seconds: float = 0.0
     failure: float = 0.0
     retries: int = 3
     window: int = 2
@@ -101,7 +104,9 @@ class _Open:
 class RunLoop:
     """One run of ``planner``'s system. ``group_of``: the n-th group's traces; ``policy_of``: a policy for a plan.
     ``replanner``: None keeps the first plan; ``propose``: makes its candidates from recent traces, the plan in force
-    given (None: the planner's closed form); ``reshape``: another way to get a plan each step (heuristics)."""
+    given (None: the planner's closed form); ``reshape``: another way to get a plan each step (heuristics);
+    ``returned``: whether a complete group turns out to hold nothing to learn from (None: never) and another takes its
+    place."""
 
     def __init__(
         self,
@@ -114,10 +119,12 @@ class RunLoop:
         replanner: Replanner | None = None,
         reshape: Callable[[Plan, StepReport, Sequence[RequestRecord]], Plan | None] | None = None,
         propose: Callable[[Sequence[Trace], Plan], tuple[Plan, Outlook]] | None = None,
+        returned: Callable[[str], bool] | None = None,
     ) -> None:
         self.config, self.planner, self.plan = config, planner, plan
         self._group_of, self._replanner, self._reshape = group_of, replanner, reshape
         self._propose = propose or self._predicted
+        self._is_returned = returned or (lambda _: False)
         self._costs = planner.rollout_costs(planner.inventory.spec(plan.train_kind))
         self._sim = RolloutSimulation(
             [engine for engine, _ in self._engines(plan, 0.0)],
@@ -128,7 +135,7 @@ class RunLoop:
             config.retries,
             config.seed,
         )
-        self._version = self._admitted = 0
+        self._version = self._installed = self._admitted = self._returned = 0
         self._open: dict[str, _Open] = {}
         self._ready: list[_Open] = []
         self._training: list[_Open] | None = None
@@ -151,11 +158,14 @@ class RunLoop:
                 self._ended(event)
             elif event == _TRAINED:
                 self._trained()
+            elif event == _INSTALLED:
+                self._installed += 1
+                self._admit()
         return self._result()
 
     def _admit(self) -> None:
-        limit = min(self._version + self.config.alpha + 1, self.config.steps) * self.config.groups
-        while self._admitted < limit:
+        limit = min(self._installed + self.config.alpha + 1, self.config.steps) * self.config.groups
+        while self._admitted - self._returned < limit:
             traces = self._group_of(self._admitted)
             self._admitted += 1
             name = traces[0].group
@@ -175,7 +185,11 @@ class RunLoop:
         del self._open[ended.trace.group]
         for name in sorted(group.names):
             self._sim.cancel(name)
-        self._ready.append(group)
+        if self._is_returned(ended.trace.group):
+            self._returned += 1
+            self._admit()
+        else:
+            self._ready.append(group)
         self._try_train()
 
     def _try_train(self) -> None:
@@ -226,7 +240,11 @@ class RunLoop:
         )  # fmt: skip
         self._last = self._idle_since = now
         self._reports.append(self._replan(report, records))
-        self._admit()
+        if self.config.install_seconds > 0:
+            self._sim.alarm(now + self.config.install_seconds, _INSTALLED)
+        else:
+            self._installed += 1
+            self._admit()
         self._try_train()
 
     def _replan(self, report: StepReport, records: list[RequestRecord]) -> StepReport:
@@ -310,11 +328,3 @@ class RunLoop:
             totals.failed,
             totals.cancelled,
         )
-
-
-def buckets_of(plan: Plan) -> tuple[Bucket, ...]:
-    """The plan's buckets as policies take them. A mixed bucket is one unbounded bucket of every degree it has."""
-    layout = plan.layout
-    if any(bucket.tp is None for bucket in layout.buckets):
-        return tuple(Bucket(tp, None) for tp in layout.counts())
-    return tuple(Bucket(bucket.tp, bucket.max_context) for bucket in layout.buckets if bucket.tp is not None)

@@ -22,7 +22,7 @@ from libra.scheduler_plugin.simulation.engine import Sequence as Job
 from libra.scheduler_plugin.simulation.states import Ended, Life, Moves, Totals
 from libra.scheduler_plugin.simulation.traces import Trace
 
-_ENGINE, _RETURN, _ARRIVE, _READY, _ALARM = range(5)
+_ENGINE, _RETURN, _ARRIVE, _READY, _ALARM, _BEGIN, _CLOSE = range(7)
 
 
 class RolloutSimulation:
@@ -72,7 +72,10 @@ class RolloutSimulation:
         life = Life(trace, Job(index), self.version, self.now, context=float(trace.prompt_tokens))
         self._lives[index] = life
         self._by_name[trace.name] = index
-        self._place(index, life)
+        if trace.lead > 0:
+            self._push(self.now + trace.lead, _BEGIN, index, life.epoch)
+        else:
+            self._place(index, life)
 
     def cancel(self, name: str) -> Ended:
         """End a trajectory now, as a redundant one."""
@@ -148,6 +151,10 @@ class RolloutSimulation:
                 ended = self._tool_return(life.job.index, life)
                 if ended is not None:
                     return ended
+            elif kind == _CLOSE:
+                return self._finish(life.job.index, life)
+            elif kind == _BEGIN:
+                self._place(life.job.index, life)
             else:
                 self._arrive(life)
         return None
@@ -179,12 +186,18 @@ class RolloutSimulation:
         life.running = False
         life.context = life.job.context
         self.totals.generated += turn.generated
+        if turn.state is None and life.trace.trail > 0:
+            self._push(self.now + life.trace.trail, _CLOSE, index, life.epoch)
+            return None
         if turn.state is None:
-            self.totals.finished += 1
-            self.totals.context += life.context
-            return self._end(index, life, "finished")
+            return self._finish(index, life)
         self._push(self.now + turn.seconds, _RETURN, index, life.epoch)
         return None
+
+    def _finish(self, index: int, life: Life) -> Ended:
+        self.totals.finished += 1
+        self.totals.context += life.context
+        return self._end(index, life, "finished")
 
     def _tool_return(self, index: int, life: Life) -> Ended | None:
         turn = life.trace.turns[life.turn]
@@ -245,7 +258,7 @@ class RolloutSimulation:
         if source is None:
             # Members of a group share their prompt: the first on an engine prefills it for all.
             group = life.trace.group
-            job.prefill = 1.0 if group in engine.prompts else life.context
+            job.prefill = 1.0 if self.moves.shared and group in engine.prompts else life.context
             engine.prompts.add(group)
             return 0.0
         had = life.context - job.prefill

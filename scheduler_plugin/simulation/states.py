@@ -15,13 +15,14 @@ from libra.scheduler_plugin.simulation.traces import Trace
 class Moves:
     """What KV costs between and after turns. ``kv_bytes``: of one token; ``host``, ``network``: bytes/s through host
     memory and between nodes. ``offload``: KV of waiting trajectories is kept in host memory; without, an engine whose
-    KV is above ``pressure`` has dropped it."""
+    KV is above ``pressure`` has dropped it. ``shared``: an engine prefills the prompt of a group's members once."""
 
     kv_bytes: float
     host: float
     network: float
     offload: bool = True
     pressure: float = 0.85
+    shared: bool = True
 
     def seconds(self, tokens: float, same_node: bool) -> float:
         """To bring ``tokens`` of KV to another instance."""

@@ -23,12 +23,15 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One trajectory: ``name`` is ``p<prompt>e<epoch>m<member>``; ``prompt_tokens`` before the first turn; ``final``:
-    its last context in tokens."""
+    its last context in tokens. ``lead``, ``trail``: seconds before its first segment is asked for, and after its last
+    one until it has ended (its reward)."""
 
     name: str
     prompt_tokens: int
     turns: tuple[Turn, ...]
     domain: str = "default"
+    lead: float = 0.0
+    trail: float = 0.0
     final: int = field(init=False)
 
     def __post_init__(self) -> None:

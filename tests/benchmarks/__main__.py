@@ -7,7 +7,18 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-BENCHMARKS = ("control_plane", "control_plane_fused", "recovery", "memory", "kv", "cmlfq", "planner", "quickstart")
+BENCHMARKS = (
+    "control_plane",
+    "control_plane_fused",
+    "recovery",
+    "memory",
+    "kv",
+    "cmlfq",
+    "planner",
+    "calibration",
+    "replay",
+    "quickstart",
+)
 TARGET = Path(__file__).resolve().parents[2] / "build" / "bench.json"
 
 

@@ -85,6 +85,8 @@ def test_a_dry_run_checks_everything_and_leaves_nothing_behind(tmp_path: Path) -
         (["environment.kind=no.such:Env"], "environment", "cannot import 'no.such'"),
         (["policy.kind=no.such:Policy"], "policy", "no.such:Policy"),
         (["policy.marginn=1"], "policy", "marginn"),
+        (["planner.enabled=true", "planner.model=qwen3_5b"], "planner", "there is no model spec 'qwen3_5b'"),
+        (["planner.enabled=true", "planner.model=qwen3_4b", "planner.train=move"], "planner", "rollout-0, train-1 may"),
         (["tokenizer=/nowhere/tokenizer.json"], "tokenizer", "/nowhere/tokenizer.json"),
         (["engine.max_context=50", "environment.max_turn_tokens=48"], "environment", "engine.max_context = 50"),
         ([f"run_dir={__file__}/run"], "run", "no writable folder"),
@@ -96,6 +98,13 @@ def test_a_dry_run_finds_what_would_stop_the_run(
     check = by_name(scripted(tmp_path, *overrides))[name]
     assert check.status == "missing", check
     assert fragment in check.detail
+
+
+def test_a_dry_run_says_what_a_replanning_run_goes_by(tmp_path: Path) -> None:
+    overrides = ["planner.enabled=true", "planner.model=qwen3_4b", "planner.hardware=a800_80g"]
+    check = by_name(scripted(tmp_path, *overrides))["planner"]
+    assert check.status == "ok", check
+    assert "replans Qwen3-4B on 2 workers; costs: derived from the specs of a800_80g" in check.detail
 
 
 def test_a_dry_run_names_a_missing_model(tmp_path: Path) -> None:

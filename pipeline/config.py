@@ -45,7 +45,7 @@ class BucketConfig(Config):
     """A class of rollout instances: contexts up to ``max_context`` tokens at one TP degree."""
 
     tp: Literal[1, 2, 4, 8] = 1
-    """Tensor-parallel degree; on CPU engines a label."""
+    """Tensor-parallel degree: vLLM's; a label to the other engines."""
     max_context: int | None = Field(default=None, ge=1)
     """Longest context in tokens that it serves; None (last bucket only): up to ``engine.max_context``."""
     instances: int = Field(default=1, ge=1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from libra.pipeline.config_errors import did_you_mean
+from libra.tasks.engines.vllm_options import vllm_problems
 from libra.tasks.registry import Seam, kinds
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ BYTES_PER_TOKEN = 4 + 4 + 1 + 4
 def cross_check(config: RunConfig) -> list[str]:
     """Every disagreement between two keys, one line each; empty if the config is consistent."""
     checks: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
-        _kinds, _sizes, _tools, _buckets, _schedule, _staleness, _buffer,
+        _kinds, _vllm, _sizes, _tools, _buckets, _schedule, _staleness, _buffer,
     )  # fmt: skip
     return [problem for check in checks for problem in check(config)]
 
@@ -43,11 +44,28 @@ def _kinds(config: RunConfig) -> Iterator[str]:
             f"trainer.model = {config.trainer.model!r} but trainer.kind = 'scripted', which trains no model: "
             "use trainer.kind = 'torch', or leave trainer.model out"
         )
-    if config.trainer.kind == "scripted" and config.engine.kind == "torch":
+    if config.trainer.kind == "scripted" and config.engine.kind in ("torch", "vllm"):
         yield (
-            "engine.kind = 'torch' but trainer.kind = 'scripted', which publishes no model to load: use both 'torch', "
-            "or an engine of kind 'scripted' or 'random'"
+            f"engine.kind = {config.engine.kind!r} but trainer.kind = 'scripted', which publishes no model to load: "
+            "use trainer.kind = 'torch', or an engine of kind 'scripted' or 'random'"
         )
+
+
+def _vllm(config: RunConfig) -> Iterator[str]:
+    if config.engine.kind != "vllm":
+        return
+    temperatures = {
+        "algorithm.temperature": config.algorithm.temperature,
+        "eval.temperature": config.eval.temperature,
+    }
+    # A checkpoint's own is looked at as it is loaded.
+    taught = config.trainer.options.get("cold_start", {}) if config.trainer.model is None else {}
+    yield from vllm_problems(
+        config.engine,
+        deterministic=config.deterministic,
+        temperatures=temperatures,
+        head_dim=taught.get("head_dim") if isinstance(taught, dict) else None,
+    )
 
 
 def _sizes(config: RunConfig) -> Iterator[str]:

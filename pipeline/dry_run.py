@@ -194,6 +194,8 @@ def _memory(config: RunConfig) -> Check:
     workers, torch = config.cluster.workers, (config.engine.kind, config.trainer.kind)
     dask = 2 + sum(config.workers.values())
     children = workers.rollout * (torch[0] == "torch") + workers.train * (torch[1] == "torch")
+    if torch[0] == "vllm":  # an engine is its host, its core, and its ranks
+        children += sum(bucket.instances * (2 + bucket.tp) for bucket in config.buckets)
     needed = dask * _DASK_PROCESS + children * _TORCH_PROCESS + min(config.store.buffer, _buffer_bytes(config))
     if config.trainer.model is not None and Path(config.trainer.model).is_dir():
         weights = _model_bytes(Path(config.trainer.model))

@@ -15,7 +15,7 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import getpid, getuid
 from pathlib import Path
 from typing import Any
@@ -87,38 +87,18 @@ def load_weights(weights: WeightVersion) -> dict[str, NDArray[Any]]:
 
     Raises `WeightError` naming the tensor, both values and what to do.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    path = Path(weights.path)
-    checksums = _read_checksums(path)
-    for key, expected in (("version", weights.version), ("digest", weights.digest)):
-        if checksums[key] != expected:
-            raise WeightError(
-                f"weights at {path} have {key} {checksums[key]!r}, but version {weights.version} with digest "
-                f"{weights.digest!r} was asked for; publish that version again"
-            )
-    try:
-        tensors = load_file(path / MODEL_FILE)
-    except (OSError, SafetensorError) as error:
-        raise WeightError(
-            f"cannot read {path / MODEL_FILE}: {error}; publish version {weights.version} again"
-        ) from error
-    found = {name: _entry(tensor) for name, tensor in tensors.items()}
-    published: dict[str, Any] = checksums["tensors"]
-    for name in sorted(found.keys() | published.keys()):
-        there, read = published.get(name, "absent"), found.get(name, "absent")
-        if there != read:
-            raise WeightError(
-                f"tensor {name!r} of weights version {weights.version} at {path} is damaged: published as {there}, "
-                f"read as {read}; publish the version again"
-            )
-    if _digest(found) != weights.digest:
-        raise WeightError(
-            f"weights at {path} have digest {_digest(found)!r}, published as {weights.digest!r}; "
-            f"publish version {weights.version} again"
-        )
+    published = _published(weights)
+    tensors = dict(_stored(weights))
+    _compare(weights, published, {name: _entry(tensor) for name, tensor in tensors.items()})
     return tensors
+
+
+def check_weights(weights: WeightVersion) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Raise what `load_weights` would, holding one tensor at a time: for whoever lets another read the files. Returns
+    the type and shape of every tensor."""
+    published = _published(weights)
+    _compare(weights, published, {name: _entry(tensor) for name, tensor in _stored(weights)})
+    return {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in published.items()}
 
 
 def version_name(version: int) -> str:
@@ -263,6 +243,48 @@ def _read_checksums(path: Path) -> dict[str, Any]:
     if missing:
         raise WeightError(f"{path / CHECKSUM_FILE} lacks {', '.join(sorted(missing))}; publish the version again")
     return checksums
+
+
+def _published(weights: WeightVersion) -> dict[str, Any]:
+    """What was published of each tensor, if it is this version's directory."""
+    path = Path(weights.path)
+    checksums = _read_checksums(path)
+    for key, expected in (("version", weights.version), ("digest", weights.digest)):
+        if checksums[key] != expected:
+            raise WeightError(
+                f"weights at {path} have {key} {checksums[key]!r}, but version {weights.version} with digest "
+                f"{weights.digest!r} was asked for; publish that version again"
+            )
+    published: dict[str, Any] = checksums["tensors"]
+    return published
+
+
+def _stored(weights: WeightVersion) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The tensors in the file, one after the other."""
+    from safetensors import SafetensorError, safe_open
+
+    file = Path(weights.path) / MODEL_FILE
+    try:
+        with safe_open(file, framework="numpy") as stored:
+            for name in stored.keys():  # noqa: SIM118 - it is no mapping
+                yield name, stored.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise WeightError(f"cannot read {file}: {error}; publish version {weights.version} again") from error
+
+
+def _compare(weights: WeightVersion, published: dict[str, Any], found: dict[str, Any]) -> None:
+    for name in sorted(found.keys() | published.keys()):
+        there, read = published.get(name, "absent"), found.get(name, "absent")
+        if there != read:
+            raise WeightError(
+                f"tensor {name!r} of weights version {weights.version} at {weights.path} is damaged: published as "
+                f"{there}, read as {read}; publish the version again"
+            )
+    if _digest(found) != weights.digest:
+        raise WeightError(
+            f"weights at {weights.path} have digest {_digest(found)!r}, published as {weights.digest!r}; "
+            f"publish version {weights.version} again"
+        )
 
 
 def _published_again(weights: WeightVersion, checksums: dict[str, Any]) -> WeightVersion:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -98,9 +99,28 @@ def copy_tensors(model: PreTrainedModel, tensors: Mapping[str, NDArray[Any]], so
         parameter.copy_(torch.from_numpy(np.ascontiguousarray(tensors[name])))
 
 
-def check_vocabulary(model: PreTrainedModel, tokenizer_path: str, tokens: int) -> None:
+def read_served_config(directory: Path, max_context: int, tokenizer_path: str | None) -> PreTrainedConfig:
+    """The config of a model to be served. `ConfigError` when it does not know ``max_context`` positions or the
+    tokenizer's tokens."""
+    config = read_config(directory)
+    if config.max_position_embeddings < max_context:
+        raise ConfigError(
+            f"engine.max_context is {max_context}, but the model at {directory} knows "
+            f"{config.max_position_embeddings} positions (max_position_embeddings); lower the first"
+        )
+    if tokenizer_path is not None:
+        check_vocabulary(config.vocab_size, tokenizer_path, Tokenizer.from_file(tokenizer_path).get_vocab_size())
+    return config
+
+
+def head_dim(config: PreTrainedConfig) -> int:
+    """Elements of one attention head; few configs leave it out."""
+    named: int | None = config.to_dict().get("head_dim")
+    return named or config.hidden_size // config.num_attention_heads
+
+
+def check_vocabulary(rows: int, tokenizer_path: str, tokens: int) -> None:
     """`ConfigError` when the tokenizer has more tokens than the embedding has rows."""
-    rows = model.get_input_embeddings().weight.shape[0]
     if tokens > rows:
         raise ConfigError(
             f"the tokenizer {tokenizer_path} has {tokens} tokens, but the model's embedding has {rows} rows; "

@@ -21,6 +21,7 @@ Seam = Literal["engine", "trainer", "environment"]
 SHIPPED: dict[Seam, dict[str, str]] = {
     "engine": {
         "torch": "libra.tasks.engines.torch:TorchEngine",
+        "vllm": "libra.tasks.engines.vllm:VllmEngine",
         "scripted": "libra.tasks.engines.scripted:ScriptedEngine",
         "random": "libra.tasks.engines.random:RandomEngine",
     },

@@ -21,7 +21,7 @@ from libra.resources.errors import InfraError, TaskError
 from libra.resources.types import Segment, Tokens, TrajectoryId, WeightVersion
 from libra.tasks.child.host import error_text
 from libra.tasks.child.parent import ChildProcess
-from libra.tasks.engines.base import EngineConfig
+from libra.tasks.engines.base import EngineConfig, Place
 from libra.tasks.envs.base import Action, Environment, EnvironmentConfig
 from libra.tasks.names import sample_stream, temperature
 from libra.tasks.roles import Role, Setting, make_environment
@@ -89,7 +89,12 @@ class RolloutRole(Role):
             self.sessions = Sessions(self.environment, spec) if spec.inline else None
             child = await ChildProcess.start(
                 _HOST,
-                {"engine": spec.engine, "tokenizer": spec.tokenizer, "deterministic": spec.deterministic},
+                {
+                    "engine": spec.engine,
+                    "tokenizer": spec.tokenizer,
+                    "deterministic": spec.deterministic,
+                    "place": asdict(Place(tp=self.setting.tp or 1)),
+                },
                 name=f"engine of {self.setting.worker}",
                 log=self.setting.log("rollout"),
                 seconds=spec.start_seconds,
@@ -116,7 +121,9 @@ class RolloutRole(Role):
         `DeadlineError`."""
         engine = await asyncio.shield(self._engine)
         if self._loaded != weights.version:
-            loaded = await engine.call("load", seconds=self.spec.load_seconds, **asdict(weights))
+            # An engine may need the weights to be built at all.
+            building = self.spec.start_seconds if self._loaded is None else 0.0
+            loaded = await engine.call("load", seconds=building + self.spec.load_seconds, **asdict(weights))
             self._loaded = loaded["version"]
 
     def room(self, context: int) -> int:

@@ -101,7 +101,7 @@ class StuckEngine(RandomEngine):
 class UnbuildableEngine(RandomEngine):
     """Cannot be made."""
 
-    def __init__(self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool) -> None:
+    def __init__(self, config: EngineConfig, **others: Any) -> None:
         sys.stderr.write("looking for the model\n")
         raise OSError("no file named config.json")
 
@@ -109,7 +109,7 @@ class UnbuildableEngine(RandomEngine):
 class SilentEngine(RandomEngine):
     """Takes for ever to start."""
 
-    def __init__(self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool) -> None:
+    def __init__(self, config: EngineConfig, **others: Any) -> None:
         time.sleep(3600)
 
 

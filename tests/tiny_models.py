@@ -27,18 +27,18 @@ SIZES: dict[str, Any] = {
 ARCHITECTURES = ("qwen3", "llama")
 
 
-def tiny_config(architecture: str, vocabulary: int = 50) -> PreTrainedConfig:
-    """Qwen3 with tied embeddings, or Llama with untied ones."""
+def tiny_config(architecture: str, vocabulary: int = 50, **sizes: Any) -> PreTrainedConfig:
+    """Qwen3 with tied embeddings, or Llama with untied ones. ``sizes`` where they shall differ from `SIZES`."""
     if architecture == "qwen3":
-        return Qwen3Config(vocab_size=vocabulary, tie_word_embeddings=True, **SIZES)
-    return LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=False, **SIZES)
+        return Qwen3Config(vocab_size=vocabulary, tie_word_embeddings=True, **SIZES | sizes)
+    return LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=False, **SIZES | sizes)
 
 
-def tiny_model(architecture: str, seed: int = 0, vocabulary: int = 50) -> PreTrainedModel:
+def tiny_model(architecture: str, seed: int = 0, vocabulary: int = 50, **sizes: Any) -> PreTrainedModel:
     """A model whose weights depend on ``seed``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return build_model(tiny_config(architecture, vocabulary))
+        return build_model(tiny_config(architecture, vocabulary, **sizes))
 
 
 def publish(model: PreTrainedModel, directory: Path, version: int) -> WeightVersion:

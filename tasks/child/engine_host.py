@@ -1,9 +1,10 @@
 """The engine's process: ``python -m libra.tasks.child.engine_host FD``.
 
-Config: ``engine`` (EngineConfig as a dict), ``tokenizer`` (path or None), ``deterministic``. One thread drives the
-engine: it takes the requests that have arrived, advances the engine by a step while it is busy, and sleeps when there
-is nothing to do. Invariants: every ``submit`` is answered by exactly one entry of a ``generated`` event; an exception
-in `Engine.step` ends the process, with the engine's own text as the reason.
+Config: ``engine`` (EngineConfig as a dict), ``tokenizer`` (path or None), ``deterministic``, ``place`` (`Place` as a
+dict). One thread drives the engine: it takes the requests that have arrived, advances the engine by a step while it is
+busy, and sleeps when there is nothing to do, but for a look every `CHECK_SECONDS` at whether the engine is whole.
+Invariants: every ``submit`` is answered by exactly one entry of a ``generated`` event; an exception in `Engine.step` or
+`Engine.check` ends the process, with the engine's own text as the reason.
 
 Requests: ``submit`` (the fields of `GenerateRequest`), ``abort`` (``request``), ``release`` (``sequences``), ``load``
 (``version``, ``path``, ``digest`` → ``{"version"}``), ``stats`` (→ the fields of `EngineStats`), ``close``. Events:
@@ -17,15 +18,16 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from libra.resources.errors import LibraError
 from libra.resources.types import WeightVersion
+from libra.tasks.child.guard import end_with_host
 from libra.tasks.child.host import Channel, Request, error_text, run_child, unknown_op
-from libra.tasks.engines.base import Engine, EngineConfig, Generated, GenerateRequest
+from libra.tasks.engines.base import Engine, EngineConfig, Generated, GenerateRequest, Place, nothing_sampled
 from libra.tasks.registry import engine_class
 
 STATS_SECONDS = 1.0
+CHECK_SECONDS = 1.0
+"""How long an idle engine may be broken before its process notices."""
 OPS = ("submit", "abort", "release", "load", "stats", "close")
 
 
@@ -34,7 +36,10 @@ def main(channel: Channel) -> None:
     config = channel.config()
     settings = EngineConfig(**config["engine"])
     engine = engine_class(settings.kind)(
-        settings, tokenizer_path=config["tokenizer"], deterministic=config["deterministic"]
+        settings,
+        tokenizer_path=config["tokenizer"],
+        deterministic=config["deterministic"],
+        place=Place(**config["place"]),
     )
     channel.event("ready", slots=settings.slots)
     try:
@@ -61,13 +66,17 @@ class EngineHost:
             if self._engine.busy:
                 self._send(self._engine.step())
                 self._reported = False
+            else:
+                self._engine.check()
             self._push_stats()
 
-    def _patience(self) -> float | None:
-        """Seconds to wait for a request: none while busy; when idle, until stats are due if they have changed."""
+    def _patience(self) -> float:
+        """Seconds to wait for a request: none while busy; when idle, until the next look, or until changed stats are
+        due."""
         if self._engine.busy:
             return 0.0
-        return None if self._reported else max(0.0, self._pushed + STATS_SECONDS - time.monotonic())
+        due = CHECK_SECONDS if self._reported else self._pushed + STATS_SECONDS - time.monotonic()
+        return min(max(due, 0.0), CHECK_SECONDS)
 
     def _handle(self, request: Request) -> None:
         args = request.args
@@ -93,7 +102,7 @@ class EngineHost:
             self._engine.submit(request)
         except (ValueError, LibraError) as error:
             # Only this request is wrong; the others go on.
-            self._send([failed(request, error_text(error))])
+            self._send([nothing_sampled(request, error=error_text(error))])
 
     def _load(self, request: Request) -> None:
         try:
@@ -114,21 +123,6 @@ class EngineHost:
             self._channel.event("stats", **asdict(self._engine.stats()))
 
 
-def failed(request: GenerateRequest, error: str) -> Generated:
-    """The end of a request that never ran."""
-    return Generated(
-        request.id,
-        request.sequence,
-        np.empty(0, np.int32),
-        np.empty(0, np.float32),
-        np.empty(0, np.int32),
-        finish="abort",
-        cached=0,
-        queued=0.0,
-        error=error,
-    )
-
-
 def generated_to_wire(generated: Generated) -> dict[str, Any]:
     """The fields of a `Generated` (arrays stay arrays)."""
     return {name: getattr(generated, name) for name in Generated.__slots__}
@@ -136,3 +130,6 @@ def generated_to_wire(generated: Generated) -> dict[str, Any]:
 
 if __name__ == "__main__":
     run_child(main)
+elif __name__ == "__mp_main__":
+    # A process that the engine has started by multiprocessing imports this module first of all.
+    end_with_host()

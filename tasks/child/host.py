@@ -23,6 +23,7 @@ from typing import Any
 
 from libra.resources.errors import ConfigError, LibraError
 from libra.tasks.child.frames import Decoder, Message, encode
+from libra.tasks.child.guard import announce_host
 
 _PR_SET_PDEATHSIG = 1
 _READ_BYTES = 2**18
@@ -94,12 +95,16 @@ def run_child(main: Callable[[Channel], None]) -> None:
     # The parent ends its children itself; Ctrl-C in a terminal reaches the whole foreground group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
+    announce_host()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         main(channel)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - it ends the process, and nothing is left to run
         channel.event("fatal", type=type(error).__name__, text=error_text(error))
-        raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        # At once: to take a large library's interpreter down in good order takes seconds in which the role waits.
+        os._exit(1)
 
 
 def error_text(error: BaseException) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from libra.resources.config import Config
+from libra.resources.errors import ConfigError
 from libra.resources.types import Finish, Tokens, WeightVersion
 
 
@@ -24,7 +25,7 @@ class EngineConfig(Config):
     """How a rollout instance runs its model."""
 
     kind: str = "torch"
-    """``torch``, ``scripted``, ``random``, or the import path of an `Engine` (``my.module:Engine``)."""
+    """``torch``, ``vllm``, ``scripted``, ``random``, or the import path of an `Engine` (``my.module:Engine``)."""
     slots: int = Field(default=64, ge=1)
     """Sequences whose KV is resident at once; more requests than slots queue inside the engine."""
     max_context: int = Field(default=1024, ge=2)
@@ -37,13 +38,38 @@ class EngineConfig(Config):
     """Options of the kind."""
 
 
+Options = TypeVar("Options", bound=Config)
+
+
+def parse_options(options: type[Options], config: EngineConfig) -> Options:
+    """``config.options`` as the model ``options``. `ConfigError` names the kind and what is wrong."""
+    try:
+        return options(**config.options)
+    except ValidationError as error:
+        raise ConfigError(f"engine.options of {config.kind}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an instance gets from its worker: the TP degree of its bucket (a label to engines that cannot split a model)
+    and the KV arena that the worker owns (None: no KV is staged)."""
+
+    tp: int = 1
+    arena: str | None = None
+
+
+ALONE = Place()
+"""An engine outside a worker."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
     """Continue ``tokens`` (the whole context) by up to ``max_new`` tokens, ending at any id of ``stop`` (it is kept).
 
     ``id`` names the request, ``sequence`` the trajectory whose KV may be reused. ``temperature`` 0 is greedy (its
     logprobs are those of temperature 1). ``stream`` is the counter-RNG stream: the token at context position p is drawn
-    with ``uniforms(stream, p)`` by inverting the distribution function over ascending token ids.
+    with ``uniforms(stream, p)`` by inverting the distribution function over ascending token ids. (An engine that is not
+    ours to that depth, vLLM, draws from a generator of its own, seeded by the stream and the context's length.)
     """
 
     id: str
@@ -71,6 +97,12 @@ class Generated:
     error: str | None = None
 
 
+def nothing_sampled(request: GenerateRequest, queued: float = 0.0, error: str | None = None) -> Generated:
+    """The end of a request that got no token: aborted as it waited, or failed with the engine's own text."""
+    ids: NDArray[np.int32] = np.empty(0, np.int32)
+    return Generated(request.id, request.sequence, ids, np.empty(0, np.float32), ids, "abort", 0, queued, error)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Load at this instant: running and waiting requests, resident sequences and their tokens, and totals since start
@@ -93,7 +125,9 @@ class Engine(ABC):
     """Version of the loaded weights; -1 before the first `load`."""
 
     @abstractmethod
-    def __init__(self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool) -> None:
+    def __init__(
+        self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool, place: Place = ALONE
+    ) -> None:
         """``deterministic``: the same requests give the same bits, whatever runs beside them."""
 
     @abstractmethod
@@ -126,6 +160,9 @@ class Engine(ABC):
     @abstractmethod
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
+
+    def check(self) -> None:  # noqa: B027 - most engines are one process with their host
+        """Raise what has broken the engine since the last step. Called every second or so while it is idle."""
 
     def close(self) -> None:  # noqa: B027 - most engines hold nothing that outlives their process
         """Free what outlives the process."""

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from libra.resources.rng import uniforms
 from libra.resources.types import Tokens
-from libra.tasks.engines.base import EngineConfig, GenerateRequest
-from libra.tasks.engines.scripted import PacedEngine, PaceOptions, parse_options
+from libra.tasks.engines.base import ALONE, EngineConfig, GenerateRequest, Place, parse_options
+from libra.tasks.engines.scripted import PacedEngine, PaceOptions
 
 
 class RandomOptions(PaceOptions):
@@ -27,7 +27,9 @@ class RandomOptions(PaceOptions):
 class RandomEngine(PacedEngine):
     """Uniform over the vocabulary."""
 
-    def __init__(self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool) -> None:
+    def __init__(
+        self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool, place: Place = ALONE
+    ) -> None:
         options = parse_options(RandomOptions, config)
         super().__init__(config, options)
         self._vocab = options.vocab

@@ -16,18 +16,27 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from libra.resources import rng
 from libra.resources.config import Config, Seconds
 from libra.resources.errors import ConfigError
 from libra.resources.types import Finish, Tokens, WeightVersion
 from libra.resources.weights import load_weights
-from libra.tasks.engines.base import Engine, EngineConfig, EngineStats, Generated, GenerateRequest
+from libra.tasks.engines.base import (
+    ALONE,
+    Engine,
+    EngineConfig,
+    EngineStats,
+    Generated,
+    GenerateRequest,
+    Place,
+    parse_options,
+)
 from libra.tasks.registry import load_object
 
 Script = Callable[[str, Tokens, int], Tokens]
@@ -231,7 +240,9 @@ class ScriptedEngine(PacedEngine):
     A segment that does not end with a stop id has finish ``length``.
     """
 
-    def __init__(self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool) -> None:
+    def __init__(
+        self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool, place: Place = ALONE
+    ) -> None:
         options = parse_options(ScriptedOptions, config)
         super().__init__(config, options)
         if options.script is not None:
@@ -264,17 +275,6 @@ class _Recording:
                 return segment
             after = found + len(segment)
         return np.empty(0, np.int32)
-
-
-Options = TypeVar("Options", bound=Config)
-
-
-def parse_options(options: type[Options], config: EngineConfig) -> Options:
-    """``config.options`` as the model ``options``. `ConfigError` names the kind and what is wrong."""
-    try:
-        return options(**config.options)
-    except ValidationError as error:
-        raise ConfigError(f"engine.options of {config.kind}: {error}") from error
 
 
 def _generated(run: _Run, finish: Finish) -> Generated:

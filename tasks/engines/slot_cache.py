@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, Cache, PreTrainedConfig
 
+from libra.tasks.models import head_dim
+
 ATTENTION = "libra_slots"
 """Name of the attention in ``config._attn_implementation``."""
 
@@ -114,12 +116,6 @@ class SlotCache(Cache):
             kept = one.clone()
             one.copy_(other)
             other.copy_(kept)
-
-
-def head_dim(config: PreTrainedConfig) -> int:
-    """The size of a head, which some configs name and some imply."""
-    named: int | None = config.to_dict().get("head_dim")
-    return named or config.hidden_size // config.num_attention_heads
 
 
 def attend(

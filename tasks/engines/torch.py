@@ -15,23 +15,24 @@ from time import perf_counter
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from libra.resources.errors import ConfigError, WeightError
+from libra.resources.errors import WeightError
 from libra.resources.types import Finish, WeightVersion
 from libra.resources.weights import load_weights
-from libra.tasks.engines.base import Engine, EngineConfig, EngineStats, Generated, GenerateRequest
+from libra.tasks.engines.base import ALONE, Engine, EngineConfig, EngineStats, Generated, GenerateRequest, Place
 from libra.tasks.engines.sampling import sample
 from libra.tasks.engines.slot_cache import ATTENTION, ForwardPlan, SlotCache, plan_forward
 from libra.tasks.engines.slot_table import Resident, Running, SlotTable
-from libra.tasks.models import build_model, check_vocabulary, copy_tensors, read_config
+from libra.tasks.models import build_model, copy_tensors, read_served_config
 
 
 class TorchEngine(Engine):
     """Runs any Qwen3 or Llama checkpoint in float32; the model comes with the first `load`."""
 
-    def __init__(self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool) -> None:
+    def __init__(
+        self, config: EngineConfig, *, tokenizer_path: str | None, deterministic: bool, place: Place = ALONE
+    ) -> None:
         torch.set_num_threads(config.threads)
         self.config = config
         self.version = -1
@@ -224,16 +225,9 @@ class TorchEngine(Engine):
     # -- the model ------------------------------------------------------------------------------------------------
 
     def _build(self, weights: WeightVersion) -> tuple[PreTrainedModel, SlotCache]:
-        config = read_config(Path(weights.path))
-        if config.max_position_embeddings < self.config.max_context:
-            raise ConfigError(
-                f"engine.max_context is {self.config.max_context}, but the model at {weights.path} knows "
-                f"{config.max_position_embeddings} positions (max_position_embeddings); lower the first"
-            )
+        config = read_served_config(Path(weights.path), self.config.max_context, self._tokenizer_path)
         model = build_model(config, attention=ATTENTION)
         _lay_out_for_few_rows(model)
-        if self._tokenizer_path is not None:
-            check_vocabulary(model, self._tokenizer_path, Tokenizer.from_file(self._tokenizer_path).get_vocab_size())
         return model, SlotCache(config, self.config.slots, self.config.max_context)
 
     def _swap(self, a: int, b: int, length: int) -> None:

@@ -172,7 +172,7 @@ class TorchTrainer(Trainer):
     def _take(self, model: PreTrainedModel) -> None:
         """Train this model from now on."""
         tokens = Tokenizer.from_file(self._tokenizer_path).get_vocab_size()
-        check_vocabulary(model, self._tokenizer_path, tokens)
+        check_vocabulary(model.config.vocab_size, self._tokenizer_path, tokens)
         self._model = model.train()
         self._optimizer = torch.optim.AdamW(
             model.parameters(),

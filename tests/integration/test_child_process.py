@@ -38,7 +38,7 @@ class Events:
 
 def engine_config(kind: str, **options: Any) -> dict[str, Any]:
     engine = {"kind": kind, "slots": 2, "max_context": 10_000, "options": {"vocab": 50, **options}}
-    return {"engine": engine, "tokenizer": None, "deterministic": False}
+    return {"engine": engine, "tokenizer": None, "deterministic": False, "place": {}}
 
 
 async def start(

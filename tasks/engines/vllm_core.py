@@ -1,0 +1,363 @@
+"""One vLLM engine, AsyncLLM, as an object of one thread.
+
+AsyncLLM is a coroutine's API to an EngineCore process, which runs by itself. Its event loop is this object's, and runs
+only inside the calls below; what EngineCore says meanwhile waits in a socket. Invariants: every request ends once, as
+one `Generated`; weights are replaced while nothing is computed, and no KV computed under others is left afterwards;
+whatever breaks EngineCore is raised by `Core.check` in the words of the process that broke.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libra.resources import rng
+from libra.resources.errors import ConfigError, InfraError, WeightError
+from libra.resources.types import Finish, WeightVersion
+from libra.resources.weights import check_weights
+from libra.tasks.engines.base import EngineConfig, Generated, GenerateRequest, Place, nothing_sampled
+from libra.tasks.engines.vllm_options import HEAD_DIMS, VllmOptions, head_dim_problem
+from libra.tasks.engines.vllm_scratch import Scratch
+from libra.tasks.models import head_dim, read_served_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+    from vllm.outputs import CompletionOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+ABORT_SECONDS = 0.05
+"""How long an abort may take before it is asked for again: the request may just be on its way in."""
+SHUTDOWN_SECONDS = 2.0
+WARM_UP_TOKENS = 64
+_KV_SPARE_BLOCKS = 8
+
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Meter:
+    """What EngineCore has reported since the start: steps that did something, and tokens sampled in them."""
+
+    steps: int = 0
+    sampled: int = 0
+
+
+class Core:
+    """AsyncLLM, its event loop and its scratch folder. Imports vLLM; the engine is built by the first `load`."""
+
+    def __init__(self, config: EngineConfig, options: VllmOptions, tokenizer_path: str | None, place: Place) -> None:
+        self._config, self._options, self._place = config, options, place
+        self._tokenizer_path = tokenizer_path
+        self._scratch = Scratch()
+        self._outside = _set_environment(self._scratch, config.threads)
+        # Only now: vLLM reads its environment, and writes its log, from the first import on.
+        from vllm.platforms import current_platform
+
+        self._on_cpu = bool(current_platform.is_cpu())
+        self._loop = asyncio.new_event_loop()
+        self._moved = asyncio.Event()
+        self._engine: AsyncLLM | None = None
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        self._ended: list[Generated] = []
+        self._broken: str | None = None
+        self._tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.meter = Meter()
+        self.vocabulary = 0
+        """Token ids of the model; vLLM does not look at them, and would die of others."""
+
+    # -- weights --------------------------------------------------------------------------------------------------
+
+    def load(self, weights: WeightVersion) -> None:
+        """Take these weights, whose checksums are looked at first. `WeightError` or `ConfigError`: nothing has changed.
+        Any other error: the engine is of no use any more."""
+        tensors = check_weights(weights)
+        if self._engine is None:
+            self._build(weights)
+            self._tensors = tensors
+            return
+        if different := sorted(name for name, _ in tensors.items() ^ self._tensors.items()):
+            here, there = self._tensors.get(different[0], "absent"), tensors.get(different[0], "absent")
+            raise WeightError(
+                f"weights at {weights.path} are of another model than the engine's: {different[0]!r} is {there}, and "
+                f"{here} there"
+            )
+        self._run(self._replace(self._engine, weights))
+
+    def _build(self, weights: WeightVersion) -> None:
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        model = read_served_config(Path(weights.path), self._config.max_context, self._tokenizer_path)
+        self.vocabulary = model.vocab_size
+        arguments = self._arguments(weights.path, model)
+        try:
+            self._engine = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stat_logger()])
+        except Exception as error:
+            # vLLM's own error says "see above" when one of its processes has failed.
+            self._broken = self._scratch.first_error() or f"{type(error).__name__}: {error}"
+            raise InfraError(f"vLLM did not start: {self._broken}") from error
+        self._run(self._warm_up(self._engine, weights))
+
+    async def _warm_up(self, engine: AsyncLLM, weights: WeightVersion) -> None:
+        """The first requests compile kernels: nobody shall wait for that."""
+        await engine.update_weight_version(str(weights.version))
+        length = min(WARM_UP_TOKENS, self._config.max_context - 2)
+        tokens = np.zeros(length, np.int32)
+        await self._generate(engine, GenerateRequest("warm-up", "", tokens, 2, (), 1.0, 0))
+        (ended,) = self._take()
+        if ended.error is not None:
+            self._broken = f"the warm-up failed: {ended.error}"
+            raise InfraError(self._broken)
+        self.meter.steps = self.meter.sampled = 0
+        await self._forget(engine)
+
+    async def _replace(self, engine: AsyncLLM, weights: WeightVersion) -> None:
+        try:
+            await engine.pause_generation(mode="keep", clear_cache=True)
+            await engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.path})
+            await self._forget(engine)
+            await engine.update_weight_version(str(weights.version))
+            await engine.resume_generation()
+        except Exception as error:
+            # Some ranks may have the new weights, others not.
+            self._broken = self._scratch.first_error() or f"{type(error).__name__}: {error}"
+            raise InfraError(f"version {weights.version} did not load: {self._broken}") from error
+
+    async def _forget(self, engine: AsyncLLM) -> None:
+        """Drop all KV, that of running requests too (they are prefilled again)."""
+        if not await engine.reset_prefix_cache(reset_running_requests=True):
+            raise InfraError("vLLM kept KV of the weights before")
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest) -> None:
+        """Begin a request; `take` returns its end."""
+        assert self._engine is not None
+        task = self._loop.create_task(self._generate(self._engine, request))
+        self._requests[request.id] = task
+        task.add_done_callback(lambda _: self._requests.pop(request.id, None))
+
+    def abort(self, request: str) -> None:
+        """End a running request; its end is there when this returns."""
+        assert self._engine is not None
+        self._run(self._abort(self._engine, request))
+
+    def wait(self, seconds: float) -> None:
+        """Wait until EngineCore has made a step or a request has ended, up to ``seconds``."""
+        self._run(self._wait(seconds))
+        self.check()
+
+    def take(self) -> list[Generated]:
+        """The requests that have ended since the last call."""
+        return self._take()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `take` would return any."""
+        return bool(self._ended)
+
+    def check(self) -> None:
+        """`InfraError` if the engine is dead, with what its processes said last."""
+        if self._broken is None and self._engine is not None and self._engine.errored:
+            self._broken = "an engine process ended without a word (killed?)"
+        if self._broken is not None:
+            raise InfraError(f"vLLM is dead: {self._scratch.first_error() or self._broken}")
+
+    def close(self) -> None:
+        """End the engine's processes and clear away what they had."""
+        if self._engine is not None:
+            self._engine.shutdown(timeout=0 if self._broken else SHUTDOWN_SECONDS)
+            self._run(self._settle())
+            self._engine = None
+        self._loop.close()
+        self._scratch.close()
+        for name, value in self._outside.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    async def _generate(self, engine: AsyncLLM, request: GenerateRequest) -> None:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        sampling = SamplingParams(
+            temperature=request.temperature,
+            seed=rng.stream(request.stream, "vllm", len(request.tokens)) >> 1,
+            max_tokens=request.max_new,
+            stop_token_ids=list(request.stop),
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        last = None
+        try:
+            prompt = {"prompt_token_ids": request.tokens.tolist()}
+            async for output in engine.generate(prompt, sampling, request.id):
+                last = output
+        except EngineDeadError:
+            self._moved.set()  # `check` says why
+            return
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one request is that request's end
+            cause = error.__cause__ or error
+            self._end(nothing_sampled(request, error=f"{type(cause).__name__}: {cause}"))
+            return
+        assert last is not None, f"vLLM ended {request.id} without an output"
+        self._end(_generated(request, last.outputs[0], last.num_cached_tokens or 0))
+
+    def _end(self, generated: Generated) -> None:
+        self._ended.append(generated)
+        self._moved.set()
+
+    async def _abort(self, engine: AsyncLLM, request: str) -> None:
+        while (task := self._requests.get(request)) is not None and not task.done():
+            await engine.abort(request)
+            await asyncio.wait([task], timeout=ABORT_SECONDS)
+
+    async def _wait(self, seconds: float) -> None:
+        self._moved.clear()
+        if not self._ended and self._broken is None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._moved.wait()
+            except TimeoutError:
+                return
+
+    async def _settle(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _take(self) -> list[Generated]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return self._loop.run_until_complete(work)
+
+    # -- vLLM's own configuration ---------------------------------------------------------------------------------
+
+    def _arguments(self, path: str, model: PreTrainedConfig) -> Any:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        config, options = self._config, self._options
+        self._check_model(model)
+        memory = {} if self._on_cpu else {"gpu_memory_utilization": options.gpu_memory}
+        kv_cache = options.kv_cache or (self._kv_bytes(model) if self._on_cpu else None)
+        if kv_cache is not None:
+            memory["kv_cache_memory_bytes"] = kv_cache
+        return AsyncEngineArgs(
+            model=path,
+            # Configs that no checkpoint has been saved from name no class, and vLLM would take them for embedders.
+            hf_overrides={"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model.model_type]]},
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            trust_remote_code=False,
+            dtype=options.dtype,
+            seed=0,
+            max_model_len=config.max_context,
+            max_num_seqs=config.slots,
+            max_num_batched_tokens=max(config.max_prefill_tokens, config.slots),
+            block_size=options.block_size,
+            enable_prefix_caching=True,
+            enforce_eager=options.enforce_eager,
+            tensor_parallel_size=self._place.tp,
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+            **memory,
+        )
+
+    def _check_model(self, model: PreTrainedConfig) -> None:
+        tp = self._place.tp
+        if self._on_cpu and head_dim(model) not in HEAD_DIMS:
+            raise ConfigError(head_dim_problem(head_dim(model)))
+        if model.num_attention_heads % tp:
+            raise ConfigError(
+                f"a bucket has tp = {tp}, but the model's {model.num_attention_heads} attention heads cannot be dealt "
+                f"to {tp} ranks: use a degree that divides them"
+            )
+
+    def _kv_bytes(self, model: PreTrainedConfig) -> int:
+        """Bytes a rank for ``slots`` contexts of ``max_context`` tokens, and a little more: vLLM keeps a block back."""
+        size = self._options.block_size
+        blocks = self._config.slots * -(-self._config.max_context // size) + _KV_SPARE_BLOCKS
+        heads = max(1, model.num_key_value_heads // self._place.tp)
+        item = 4 if self._options.dtype == "float32" else 2
+        return blocks * size * model.num_hidden_layers * heads * 2 * head_dim(model) * item
+
+    def _stat_logger(self) -> Any:
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        core = self
+
+        class StatLogger(StatLoggerBase):
+            """Counts what EngineCore reports after each step."""
+
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
+                core.meter.steps += 1
+                if iteration_stats is not None:
+                    core.meter.sampled += iteration_stats.num_generation_tokens
+                core._moved.set()
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return StatLogger
+
+
+def _set_environment(scratch: Scratch, threads: int) -> dict[str, str | None]:
+    """What vLLM and its processes are to find; returns what was there before."""
+    wanted: dict[str, str | None] = {
+        **scratch.environment(),
+        "OMP_NUM_THREADS": str(threads),
+        # Cores are shared with other processes; pinned threads that wait for each other by spinning would starve.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": None,
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    for name, value in wanted.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return before
+
+
+def _generated(request: GenerateRequest, output: CompletionOutput, cached: int) -> Generated:
+    """What vLLM says of a request's end."""
+    tokens = np.asarray(output.token_ids, np.int32)
+    rows = output.logprobs or []
+    logprobs = np.array([row[token].logprob for row, token in zip(rows, output.token_ids, strict=True)], np.float32)
+    finish: Finish = "length"
+    if output.finish_reason == "abort":
+        finish = "abort"
+    elif len(tokens) and int(tokens[-1]) in request.stop:
+        finish = "stop"
+    return Generated(
+        request.id, request.sequence, tokens, logprobs, _versions(output, len(tokens)), finish, cached, 0.0
+    )
+
+
+def _versions(output: CompletionOutput, count: int) -> NDArray[np.int32]:
+    """The weight version of each token, from the spans that EngineCore keeps."""
+    versions = np.full(count, -1, np.int32)
+    for span in output.weight_versions or ():
+        versions[span.start : span.end] = int(span.version)
+    return versions

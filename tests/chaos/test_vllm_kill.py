@@ -1,0 +1,145 @@
+"""Whichever of an engine's processes are killed: the role hears of it at once, and all else is gone, with what it had
+in shared memory and on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from vllm_parts import VLLM, publish_model
+
+from libra.resources.errors import InfraError
+from libra.tasks.child.parent import ChildProcess
+
+pytestmark = [*VLLM, pytest.mark.chaos]
+START = 280.0
+NOTICED = 5.0
+GONE = 10.0
+TESTS = Path(__file__).parents[1]
+
+
+def engine_config(tp: int) -> dict[str, Any]:
+    engine = {"kind": "vllm", "slots": 4, "max_context": 200, "options": {}}
+    return {"engine": engine, "tokenizer": None, "deterministic": False, "place": {"tp": tp}}
+
+
+async def started(folder: Path, tp: int, deaths: list[str]) -> ChildProcess:
+    """An engine's process that has loaded a model."""
+    child = await ChildProcess.start(
+        "libra.tasks.child.engine_host",
+        engine_config(tp),
+        name="engine under test",
+        log=folder / "engine.log",
+        seconds=START,
+        threads=1,
+        on_event=lambda name, fields: None,
+        on_exit=deaths.append,
+    )
+    weights = publish_model(folder / "weights", 0)
+    assert await child.call("load", seconds=START, **asdict(weights)) == {"version": 0}
+    return child
+
+
+def family(pid: int) -> dict[str, psutil.Process]:
+    """The processes of an engine by what they are called."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        found[" ".join(process.cmdline())] = process
+    return found
+
+
+def named(pid: int, word: str) -> psutil.Process:
+    return next(process for name, process in family(pid).items() if word in name)
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """What was not there before is not there after, at most `GONE` seconds later."""
+    before = leftovers()
+    yield
+    until(lambda: leftovers() <= before, GONE, lambda: f"left: {sorted(leftovers() - before)}")
+
+
+def leftovers() -> set[str]:
+    shared = {str(path) for path in Path("/dev/shm").iterdir()}
+    return shared | {str(path) for path in Path(tempfile.gettempdir()).glob("libra-vllm-*")}
+
+
+def until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.05)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("load", ["idle", "busy"])
+def test_the_death_of_a_part_is_the_engines(tmp_path: Path, load: str) -> None:
+    """EngineCore under load, one rank of two of an idle engine."""
+
+    async def kill() -> None:
+        deaths: list[str] = []
+        child = await started(tmp_path, 1 if load == "busy" else 2, deaths)
+        parts = list(family(child.pid).values())
+        assert len(parts) >= 3
+        if load == "busy":
+            fields = {"max_new": 150, "stop": [], "temperature": 1.0, "stream": 7}
+            for name in "abcdef":
+                child.send("submit", id=name, sequence=name, tokens=np.arange(9, dtype=np.int32), **fields)
+        named(child.pid, "EngineCore" if load == "busy" else "Worker").kill()
+        async with asyncio.timeout(NOTICED):
+            while not deaths:
+                await asyncio.sleep(0.02)
+        assert "vLLM is dead" in deaths[0]
+        with pytest.raises(InfraError):
+            await child.call("stats", seconds=1)
+        until(lambda: gone(parts), GONE, lambda: f"still there: {parts}")
+
+    with nothing_left(tmp_path):
+        asyncio.run(asyncio.wait_for(kill(), 2 * START))
+
+
+@pytest.mark.parametrize("victims", ["parent", "parent and host"])
+def test_no_part_outlives_its_host(tmp_path: Path, victims: str) -> None:
+    tp = 2 if victims == "parent and host" else 1
+    with nothing_left(tmp_path):
+        command = [sys.executable, "-c", "import test_vllm_kill as t; t.parent()", str(tmp_path), str(tp)]
+        path = os.pathsep.join([str(TESTS), str(TESTS / "chaos")])
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            host = int(json.loads(parent.stdout.readline()))
+            parts = [psutil.Process(host), *family(host).values()]
+            assert len(parts) >= 3 + tp
+            if victims == "parent and host":
+                os.kill(host, signal.SIGKILL)
+            parent.kill()
+        until(lambda: gone(parts), GONE, lambda: f"still there: {parts}")
+
+
+def parent() -> None:
+    """A stand-in for the Dask worker: starts an engine, says its process id, waits."""
+
+    async def main() -> None:
+        child = await started(Path(sys.argv[1]), int(sys.argv[2]), [])
+        sys.stdout.write(json.dumps(child.pid) + "\n")
+        sys.stdout.flush()
+        await asyncio.sleep(600)
+
+    asyncio.run(main())

@@ -1,0 +1,39 @@
+"""For tests on real vLLM: models that it can run on CPUs, and the mark that says when there is none.
+
+An engine takes half a minute and a gigabyte to start, so tests share one where they can (the fixture ``vllm_core``).
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libra.resources.types import WeightVersion
+
+VOCAB = 40
+SLOTS = 3
+MAX_CONTEXT = 200
+INSTALLED = find_spec("vllm") is not None
+VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not INSTALLED, reason="vLLM is not installed: make vllm"),
+]
+SIZES: dict[str, Any] = {"head_dim": 32, "initializer_range": 0.2}
+
+
+def vllm_model(seed: int) -> Any:
+    """A tiny Qwen3 with a head dimension that vLLM knows."""
+    from tiny_models import tiny_model
+
+    return tiny_model("qwen3", seed=seed, vocabulary=VOCAB, **SIZES)
+
+
+def publish_model(directory: Path, version: int) -> WeightVersion:
+    """Publish the model of seed ``version`` as that version."""
+    from tiny_models import publish
+
+    return publish(vllm_model(version), directory, version)

@@ -1,8 +1,8 @@
 """The fused form: the body of a residence, which plays a trajectory on one rollout worker for as long as it stays.
 
-Used where tools are inline. Invariants: a segment is on its way to the driver before the call that it makes, and before
-the task ends; a call follows only a segment that was handed over, or that the driver has; no segment is sampled after a
-tool's return before the policy has said that the trajectory stays.
+Used where tools are inline. Invariants: a segment is handed over (`libra.tasks.line`) before the call that it makes,
+and is on its way before the task ends; no segment is sampled after a tool's return before the policy has said that the
+trajectory stays.
 """
 
 from __future__ import annotations

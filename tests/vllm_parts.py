@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_parts import CountingEnvironment
 
-from libra.resources.types import WeightVersion
+from libra.resources.types import Tokens, WeightVersion
+from libra.tasks.envs.base import Action
 
 VOCAB = 40
 SLOTS = 3
@@ -37,3 +39,17 @@ def publish_model(directory: Path, version: int) -> WeightVersion:
     from tiny_models import publish
 
     return publish(vllm_model(version), directory, version)
+
+
+class CoinEnvironment(CountingEnvironment):
+    """What an untrained model can play: most ids end a turn, and half of those call the tool. The reward is how often
+    it did, so that groups have a spread."""
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        return tuple(range(60))
+
+    def parse(self, tokens: Tokens, finished: bool) -> Action:
+        if not finished:
+            return Action("final", end="malformed")
+        return Action("call", {"name": "count"}) if tokens[-1] < 30 else Action("final", end="answer")

@@ -10,33 +10,39 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from libra.resources import rng
-from libra.resources.errors import ConfigError, InfraError, WeightError
+from libra.resources.errors import InfraError, WeightError
 from libra.resources.types import Finish, WeightVersion
 from libra.resources.weights import check_weights
 from libra.tasks.engines.base import EngineConfig, Generated, GenerateRequest, Place, nothing_sampled
-from libra.tasks.engines.vllm_options import HEAD_DIMS, VllmOptions, head_dim_problem
+from libra.tasks.engines.vllm_options import VllmOptions
 from libra.tasks.engines.vllm_scratch import Scratch
-from libra.tasks.models import head_dim, read_served_config
+from libra.tasks.engines.vllm_setup import engine_arguments, restore_environment, set_environment
+from libra.tasks.models import read_served_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 ABORT_SECONDS = 0.05
 """How long an abort may take before it is asked for again: the request may just be on its way in."""
+CHECK_SECONDS = 0.2
+"""How often a wait for EngineCore looks whether it lives."""
 SHUTDOWN_SECONDS = 2.0
 WARM_UP_TOKENS = 64
-_KV_SPARE_BLOCKS = 8
+_TITLE = "VLLM::"
+"""How vLLM calls its processes."""
 
 Result = TypeVar("Result")
 
@@ -56,17 +62,16 @@ class Core:
         self._config, self._options, self._place = config, options, place
         self._tokenizer_path = tokenizer_path
         self._scratch = Scratch()
-        self._outside = _set_environment(self._scratch, config.threads)
+        self._outside = set_environment(self._scratch, config.threads)
         # Only now: vLLM reads its environment, and writes its log, from the first import on.
-        from vllm.platforms import current_platform
-
-        self._on_cpu = bool(current_platform.is_cpu())
+        import_module("vllm")
         self._loop = asyncio.new_event_loop()
         self._moved = asyncio.Event()
         self._engine: AsyncLLM | None = None
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._ended: list[Generated] = []
         self._broken: str | None = None
+        self._parts: dict[int, str] = {}
         self._tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.meter = Meter()
         self.vocabulary = 0
@@ -95,14 +100,24 @@ class Core:
 
         model = read_served_config(Path(weights.path), self._config.max_context, self._tokenizer_path)
         self.vocabulary = model.vocab_size
-        arguments = self._arguments(weights.path, model)
+        arguments = engine_arguments(weights.path, model, self._config, self._options, self._place)
+        others = {process.pid for process in psutil.Process().children(recursive=True)}
         try:
             self._engine = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stat_logger()])
         except Exception as error:
             # vLLM's own error says "see above" when one of its processes has failed.
             self._broken = self._scratch.first_error() or f"{type(error).__name__}: {error}"
             raise InfraError(f"vLLM did not start: {self._broken}") from error
+        self._watch(others)
         self._run(self._warm_up(self._engine, weights))
+
+    def _watch(self, others: set[int]) -> None:
+        """Look after EngineCore and its ranks ourselves: vLLM takes up to half a minute to end over a dead rank.
+        ``others``: processes of this one that were there before the engine."""
+        for process in psutil.Process().children(recursive=True):
+            title = " ".join(process.cmdline())
+            if title.startswith(_TITLE) and process.pid not in others:
+                self._parts[os.pidfd_open(process.pid)] = f"{title} ({process.pid})"
 
     async def _warm_up(self, engine: AsyncLLM, weights: WeightVersion) -> None:
         """The first requests compile kernels: nobody shall wait for that."""
@@ -150,7 +165,7 @@ class Core:
 
     def wait(self, seconds: float) -> None:
         """Wait until EngineCore has made a step or a request has ended, up to ``seconds``."""
-        self._run(self._wait(seconds))
+        self._loop.run_until_complete(self._wait(seconds))
         self.check()
 
     def take(self) -> list[Generated]:
@@ -164,8 +179,11 @@ class Core:
 
     def check(self) -> None:
         """`InfraError` if the engine is dead, with what its processes said last."""
+        ended, _, _ = select.select(list(self._parts), [], [], 0)
+        if self._broken is None and ended:
+            self._broken = f"its process {self._parts[ended[0]]} ended without a word (killed?)"
         if self._broken is None and self._engine is not None and self._engine.errored:
-            self._broken = "an engine process ended without a word (killed?)"
+            self._broken = "its EngineCore has given up"
         if self._broken is not None:
             raise InfraError(f"vLLM is dead: {self._scratch.first_error() or self._broken}")
 
@@ -173,15 +191,14 @@ class Core:
         """End the engine's processes and clear away what they had."""
         if self._engine is not None:
             self._engine.shutdown(timeout=0 if self._broken else SHUTDOWN_SECONDS)
-            self._run(self._settle())
+            self._loop.run_until_complete(self._settle())
             self._engine = None
+        for part in self._parts:
+            os.close(part)
+        self._parts.clear()
         self._loop.close()
         self._scratch.close()
-        for name, value in self._outside.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        restore_environment(self._outside)
 
     async def _generate(self, engine: AsyncLLM, request: GenerateRequest) -> None:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -241,58 +258,17 @@ class Core:
         return ended
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self._loop.run_until_complete(work)
+        return self._loop.run_until_complete(self._while_alive(work))
 
-    # -- vLLM's own configuration ---------------------------------------------------------------------------------
-
-    def _arguments(self, path: str, model: PreTrainedConfig) -> Any:
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        from vllm.engine.arg_utils import AsyncEngineArgs
-
-        config, options = self._config, self._options
-        self._check_model(model)
-        memory = {} if self._on_cpu else {"gpu_memory_utilization": options.gpu_memory}
-        kv_cache = options.kv_cache or (self._kv_bytes(model) if self._on_cpu else None)
-        if kv_cache is not None:
-            memory["kv_cache_memory_bytes"] = kv_cache
-        return AsyncEngineArgs(
-            model=path,
-            # Configs that no checkpoint has been saved from name no class, and vLLM would take them for embedders.
-            hf_overrides={"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model.model_type]]},
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            trust_remote_code=False,
-            dtype=options.dtype,
-            seed=0,
-            max_model_len=config.max_context,
-            max_num_seqs=config.slots,
-            max_num_batched_tokens=max(config.max_prefill_tokens, config.slots),
-            block_size=options.block_size,
-            enable_prefix_caching=True,
-            enforce_eager=options.enforce_eager,
-            tensor_parallel_size=self._place.tp,
-            logprobs_mode="processed_logprobs",
-            disable_log_stats=True,
-            **memory,
-        )
-
-    def _check_model(self, model: PreTrainedConfig) -> None:
-        tp = self._place.tp
-        if self._on_cpu and head_dim(model) not in HEAD_DIMS:
-            raise ConfigError(head_dim_problem(head_dim(model)))
-        if model.num_attention_heads % tp:
-            raise ConfigError(
-                f"a bucket has tp = {tp}, but the model's {model.num_attention_heads} attention heads cannot be dealt "
-                f"to {tp} ranks: use a degree that divides them"
-            )
-
-    def _kv_bytes(self, model: PreTrainedConfig) -> int:
-        """Bytes a rank for ``slots`` contexts of ``max_context`` tokens, and a little more: vLLM keeps a block back."""
-        size = self._options.block_size
-        blocks = self._config.slots * -(-self._config.max_context // size) + _KV_SPARE_BLOCKS
-        heads = max(1, model.num_key_value_heads // self._place.tp)
-        item = 4 if self._options.dtype == "float32" else 2
-        return blocks * size * model.num_hidden_layers * heads * 2 * head_dim(model) * item
+    async def _while_alive(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """What ``work`` comes to. vLLM never answers a call that a dying EngineCore has swallowed."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait([task], timeout=CHECK_SECONDS))[0]:
+                self.check()
+        finally:
+            task.cancel()
+        return task.result()
 
     def _stat_logger(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase
@@ -315,29 +291,6 @@ class Core:
                 pass
 
         return StatLogger
-
-
-def _set_environment(scratch: Scratch, threads: int) -> dict[str, str | None]:
-    """What vLLM and its processes are to find; returns what was there before."""
-    wanted: dict[str, str | None] = {
-        **scratch.environment(),
-        "OMP_NUM_THREADS": str(threads),
-        # Cores are shared with other processes; pinned threads that wait for each other by spinning would starve.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_CPU_KVCACHE_SPACE": None,
-        "VLLM_HOST_IP": "127.0.0.1",
-        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
-    before = {name: os.environ.get(name) for name in wanted}
-    for name, value in wanted.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    return before
 
 
 def _generated(request: GenerateRequest, output: CompletionOutput, cached: int) -> Generated:

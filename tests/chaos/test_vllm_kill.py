@@ -9,10 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,17 +64,21 @@ def named(pid: int, word: str) -> psutil.Process:
     return next(process for name, process in family(pid).items() if word in name)
 
 
-@contextmanager
-def nothing_left(folder: Path) -> Iterator[None]:
-    """What was not there before is not there after, at most `GONE` seconds later."""
-    before = leftovers()
-    yield
-    until(lambda: leftovers() <= before, GONE, lambda: f"left: {sorted(leftovers() - before)}")
+def belongings(parts: list[psutil.Process]) -> set[Path]:
+    """What these processes have in shared memory, and the engine's scratch folder."""
+    shared = {
+        Path(mapped.path) for part in parts for mapped in part.memory_maps() if mapped.path.startswith("/dev/shm")
+    }
+    (folder,) = {Path(part.cmdline()[-1]) for part in parts if "libra.tasks.engines.vllm_scratch" in part.cmdline()}
+    assert folder.is_dir()
+    assert shared
+    return shared | {folder}
 
 
-def leftovers() -> set[str]:
-    shared = {str(path) for path in Path("/dev/shm").iterdir()}
-    return shared | {str(path) for path in Path(tempfile.gettempdir()).glob("libra-vllm-*")}
+def assert_cleared(parts: list[psutil.Process], had: set[Path]) -> None:
+    """All are gone, with all they had, within `GONE` seconds."""
+    until(lambda: gone(parts), GONE, lambda: f"still there: {parts}")
+    until(lambda: not any(path.exists() for path in had), GONE, lambda: f"left: {[p for p in had if p.exists()]}")
 
 
 def until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
@@ -90,47 +92,55 @@ def gone(processes: list[psutil.Process]) -> bool:
     return not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("load", ["idle", "busy"])
-def test_the_death_of_a_part_is_the_engines(tmp_path: Path, load: str) -> None:
-    """EngineCore under load, one rank of two of an idle engine."""
+@pytest.mark.parametrize("doing", ["sampling", "loading"])
+def test_the_death_of_a_part_is_the_engines(tmp_path: Path, doing: str) -> None:
+    """EngineCore, as it samples; one rank of two, as it loads new weights."""
 
     async def kill() -> None:
         deaths: list[str] = []
-        child = await started(tmp_path, 1 if load == "busy" else 2, deaths)
+        child = await started(tmp_path, 1 if doing == "sampling" else 2, deaths)
         parts = list(family(child.pid).values())
         assert len(parts) >= 3
-        if load == "busy":
+        had = belongings(parts)
+        load = None
+        if doing == "sampling":
             fields = {"max_new": 150, "stop": [], "temperature": 1.0, "stream": 7}
             for name in "abcdef":
                 child.send("submit", id=name, sequence=name, tokens=np.arange(9, dtype=np.int32), **fields)
-        named(child.pid, "EngineCore" if load == "busy" else "Worker").kill()
+            named(child.pid, "EngineCore").kill()
+        else:
+            rank = named(child.pid, "Worker")
+            rank.suspend()
+            weights = publish_model(tmp_path / "weights", 1)
+            load = asyncio.create_task(child.call("load", seconds=START, **asdict(weights)))
+            await asyncio.sleep(1)
+            rank.kill()
         async with asyncio.timeout(NOTICED):
             while not deaths:
                 await asyncio.sleep(0.02)
         assert "vLLM is dead" in deaths[0]
         with pytest.raises(InfraError):
-            await child.call("stats", seconds=1)
-        until(lambda: gone(parts), GONE, lambda: f"still there: {parts}")
+            await (load or child.call("stats", seconds=1))
+        assert_cleared(parts, had)
 
-    with nothing_left(tmp_path):
-        asyncio.run(asyncio.wait_for(kill(), 2 * START))
+    asyncio.run(asyncio.wait_for(kill(), 2 * START))
 
 
 @pytest.mark.parametrize("victims", ["parent", "parent and host"])
 def test_no_part_outlives_its_host(tmp_path: Path, victims: str) -> None:
     tp = 2 if victims == "parent and host" else 1
-    with nothing_left(tmp_path):
-        command = [sys.executable, "-c", "import test_vllm_kill as t; t.parent()", str(tmp_path), str(tp)]
-        path = os.pathsep.join([str(TESTS), str(TESTS / "chaos")])
-        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE) as parent:
-            assert parent.stdout is not None
-            host = int(json.loads(parent.stdout.readline()))
-            parts = [psutil.Process(host), *family(host).values()]
-            assert len(parts) >= 3 + tp
-            if victims == "parent and host":
-                os.kill(host, signal.SIGKILL)
-            parent.kill()
-        until(lambda: gone(parts), GONE, lambda: f"still there: {parts}")
+    command = [sys.executable, "-c", "import test_vllm_kill as t; t.parent()", str(tmp_path), str(tp)]
+    path = os.pathsep.join([str(TESTS), str(TESTS / "chaos")])
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        host = int(json.loads(parent.stdout.readline()))
+        parts = [psutil.Process(host), *family(host).values()]
+        assert len(parts) >= 3 + tp
+        had = belongings(parts)
+        if victims == "parent and host":
+            os.kill(host, signal.SIGKILL)
+        parent.kill()
+    assert_cleared(parts, had)
 
 
 def parent() -> None:

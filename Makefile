@@ -55,11 +55,13 @@ $(VENV)/bin/python:
 
 # torch is named on its own first: pip then takes one exact build of it and resolves the rest around that.
 $(STAMP): $(VENV)/bin/python $(SOURCES)
+	@echo "installing dask-libra and what it needs into $(VENV): a few minutes"
 	$(BIN)/python -m pip install --quiet "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --editable .
 	mkdir -p build && touch $@
 
 $(DEV_STAMP): $(STAMP)
+	@echo "installing what the tests need into $(VENV)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	mkdir -p build && touch $@
 

@@ -32,6 +32,7 @@ from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.roles import Duty
 from libra.tasks.envs.base import Environment
 from libra.tasks.registry import environment_class
+from libra.tasks.train import cache_directory
 
 _GIB = 2**30
 _CHILD_SECONDS, _CONNECT_SECONDS = 180, 5
@@ -43,7 +44,7 @@ _TRAIN_BYTES = 4 * 4
 
 def examine_run(config: RunConfig, *, resume: bool, fresh: bool) -> list[Check]:
     """Every check of ``config``."""
-    checks = [_model(config), _policy(config), *_planner(config)]
+    checks = [_model(config), *_cache(config), _policy(config), *_planner(config)]
     with tempfile.TemporaryDirectory(prefix="libra-dry-run-") as folder:
         try:
             environment = environment_class(config.environment.kind)
@@ -85,6 +86,20 @@ def _model(config: RunConfig) -> Check:
     if not any(folder.glob("*.safetensors")):
         return Check("model", "missing", f"{folder} holds no *.safetensors", mend)
     return Check("model", "ok", f"{folder}: {count(_model_bytes(folder) / 2**20)} MiB of weights")
+
+
+def _cache(config: RunConfig) -> Iterator[Check]:
+    """Whether a cold start could be kept."""
+    if config.trainer.kind != "torch" or config.trainer.model is not None:
+        return
+    cache = cache_directory()
+    parent = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
+    if parent.is_dir() and os.access(parent, os.W_OK) and os.statvfs(parent).f_bavail:
+        yield Check("cold-start cache", "ok", str(cache))
+    else:
+        yield Check(
+            "cold-start cache", "missing", f"{parent} is no writable folder", "LIBRA_CACHE_DIR=<a folder of your own>"
+        )
 
 
 def _policy(config: RunConfig) -> Check:

@@ -117,10 +117,12 @@ def _missing(wanted: Sequence[Role], filled: Mapping[int, Candidate], workers: S
         for role in ROLES
         if role in short
     ]
-    example = capability(short[0])
+    role = short[0]
+    slots = 512 if role in ("rollout", "tool") else 1
+    example = f"--nthreads {slots} --resources '{capability(role)}={slots}'"
     return (
         f"the cluster's {len(workers)} worker(s) cannot fill the roles of this run, one role a worker. "
-        f"{'; '.join(lines)}. Start more with: dask worker SCHEDULER --nthreads 512 --resources '{example}=512'"
+        f"{'; '.join(lines)}. Start more with: dask worker SCHEDULER {example}"
     )
 
 

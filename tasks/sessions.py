@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from libra.resources.errors import InfraError, LibraError, SessionLostError, TaskError
 from libra.resources.types import ToolReturn, TrajectoryId
 from libra.resources.types.run import RunSpec
@@ -184,8 +186,23 @@ class Sessions:
             slot.drop()
             raise
         self.calls += 1
+        problem = self._problem(result)
+        if problem is not None:
+            slot.drop()
+            raise TaskError(f"tool call {turn} of {trajectory} returned {problem}")
         slot.returns.append(result)
         return result
+
+    def _problem(self, result: object) -> str | None:
+        """What is wrong with a tool's return, if anything is: nothing wrong may come into a context."""
+        if not isinstance(result, ToolReturn):
+            return f"{type(result).__name__}, not a ToolReturn"
+        payload = result.payload
+        if not (isinstance(payload, np.ndarray) and payload.ndim == 1 and payload.dtype.kind in "iu"):
+            return "a payload that is no one-dimensional array of token ids"
+        if len(payload) > self._spec.max_context:
+            return f"a payload of {len(payload)} tokens; engine.max_context is {self._spec.max_context}"
+        return f"token id {payload.min()}; ids are at least 0" if (payload < 0).any() else None
 
 
 def _agrees(returns: list[ToolReturn], history: tuple[PastCall, ...], call: dict[str, Any] | None) -> bool:

@@ -20,9 +20,10 @@ from libra.resources.cluster.tuning import tune
 
 def train(path: str, overrides: Sequence[str], *, resume: bool, fresh: bool) -> None:
     """Train the config at ``path`` until its last step. Raises `LibraError`s; ``KeyboardInterrupt`` ends the run, and
-    so does SIGTERM, which is how batch systems say it."""
+    so do SIGTERM, which is how batch systems say it, and SIGHUP, which is how a closed terminal does."""
     config = load_config(path, overrides)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, _interrupt)
     # A lost scheduler is one message of ours; Dask's own words on it are tracebacks of attempts to reconnect.
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     tune()

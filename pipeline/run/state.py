@@ -97,6 +97,8 @@ class RunState:
                 "ask for at least as many"
             )
         folder.store_config(to_plain(config))
+        for moved in folder.set_aside_batches(ledger.version + (ledger.version in ledger.closed)):
+            emit(Note(time.time(), f"the journal does not know of a batch on disk: it is now {moved}"))
         journal = Journal(folder.journal, config.store.journal_sync)
         books = Books(ledger, journal, emit)
         newest = None if found is None else (found.step, found.path)

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -135,6 +136,16 @@ class RunFolder:
     def batch(self, step: int) -> Path:
         """The zarr group of the batch that trained version ``step``."""
         return self.trajectories / f"step-{step:06d}.zarr"
+
+    def set_aside_batches(self, first: int) -> list[Path]:
+        """Rename committed batches of versions from ``first`` on, which the journal does not know because its end was
+        lost: other trajectories will take their places. Their new paths (``step-000012.zarr.aside``, ``….aside2``)."""
+        moved = []
+        for path in sorted(self.trajectories.glob("step-*.zarr")):
+            if int(path.name.removeprefix("step-").removesuffix(".zarr")) >= first:
+                names = (path.with_name(f"{path.name}.aside{n if n > 1 else ''}") for n in count(1))
+                moved.append(path.rename(next(name for name in names if not name.exists())))
+        return moved
 
     @property
     def tokenizer(self) -> Path:

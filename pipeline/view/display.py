@@ -149,14 +149,15 @@ def _rows(monitor: RunMonitor, rewards: tuple[float, ...]) -> list[tuple[str, Te
     skipped = f", {monitor.groups['skipped']} groups without spread" if monitor.groups["skipped"] else ""
     rows.append(("staleness", Text(f"≤ {monitor.staleness_max}{skipped}")))
     rows.extend(_idle_rows(monitor))
-    rows.extend(("waiting", Text(_wait_text(wait, monitor.now))) for wait in monitor.idle.waits[-3:])
+    if monitor.outcome == "unfinished":
+        rows.extend(("waiting", Text(_wait_text(wait, monitor.now))) for wait in monitor.idle.waits[-3:])
     if measures := _measures(monitor):
         rows.append(("learning", Text(measures)))
     if failures := failures_text(monitor):
         rows.append(("failures", Text(failures, style="red")))
     broken = [role for role in monitor.roles.values() if role.state not in ("ready", "stopped")]
     rows.extend((f"{role.role} worker", Text(one_line(f"{role.worker}: {role.state}"))) for role in broken[:4])
-    if monitor.dashboard:
+    if monitor.dashboard and monitor.outcome == "unfinished":
         rows.append(("dashboard", Text().append(visible(monitor.dashboard), style="blue underline")))
     return rows
 

@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,12 +81,27 @@ class View:
             return None
         try:
             return action()
+        except BrokenPipeError:
+            self._broken.add(part)
+            logger.warning("nobody reads the %s of run %s any more; the run goes on", part, self._run_dir)
+            return None
         except Exception:
             self._broken.add(part)
             logger.exception("the %s of run %s failed; the run goes on without it", part, self._run_dir)
             return None
 
 
+class _StandardOutput(Console):
+    """Standard output, whose reader may go away without ending the run."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich, which would end the process."""
+        raise BrokenPipeError("standard output is closed")
+
+
 def terminal() -> Display:
-    """The display for this process: live on a terminal, plain lines elsewhere; on standard output."""
-    return display_for(Console(file=sys.stdout))
+    """The display for this process: live on a terminal, plain lines elsewhere; on standard output, where characters
+    that its encoding does not have become question marks."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return display_for(_StandardOutput(file=sys.stdout))

@@ -97,6 +97,15 @@ class Generated:
     error: str | None = None
 
 
+def check_ids(request: GenerateRequest, vocabulary: int) -> None:
+    """``ValueError`` if the context holds an id that the model does not know (of a tool's payload, as a rule)."""
+    strange = request.tokens[(request.tokens < 0) | (request.tokens >= vocabulary)]
+    if len(strange):
+        raise ValueError(
+            f"request {request.id} holds token id {strange[0]}, but the model's vocabulary has {vocabulary}"
+        )
+
+
 def nothing_sampled(request: GenerateRequest, queued: float = 0.0, error: str | None = None) -> Generated:
     """The end of a request that got no token: aborted as it waited, or failed with the engine's own text."""
     ids: NDArray[np.int32] = np.empty(0, np.int32)

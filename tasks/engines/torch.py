@@ -20,7 +20,16 @@ from transformers import PreTrainedModel
 from libra.resources.errors import WeightError
 from libra.resources.types import Finish, WeightVersion
 from libra.resources.weights import load_weights
-from libra.tasks.engines.base import ALONE, Engine, EngineConfig, EngineStats, Generated, GenerateRequest, Place
+from libra.tasks.engines.base import (
+    ALONE,
+    Engine,
+    EngineConfig,
+    EngineStats,
+    Generated,
+    GenerateRequest,
+    Place,
+    check_ids,
+)
 from libra.tasks.engines.sampling import sample
 from libra.tasks.engines.slot_cache import ATTENTION, ForwardPlan, SlotCache, plan_forward
 from libra.tasks.engines.slot_table import Resident, Running, SlotTable
@@ -67,6 +76,7 @@ class TorchEngine(Engine):
             )
         if request.id in self._requests:
             raise ValueError(f"request {request.id} is running already; an id names one request")
+        check_ids(request, self._model.config.vocab_size)
         work = Running(request)
         self._waiting.append(work)
         self._requests[request.id] = work, None

@@ -23,6 +23,7 @@ from libra.tasks.engines.base import (
     Generated,
     GenerateRequest,
     Place,
+    check_ids,
     nothing_sampled,
     parse_options,
 )
@@ -83,12 +84,7 @@ class VllmEngine(Engine):
             )
         if request.id in self._running or any(run.request.id == request.id for run in self._waiting):
             raise ValueError(f"request {request.id} is running already; an id names one request")
-        strange = request.tokens[(request.tokens < 0) | (request.tokens >= self._core.vocabulary)]
-        if len(strange):
-            raise ValueError(
-                f"request {request.id} holds token id {strange[0]}, but the model's vocabulary has "
-                f"{self._core.vocabulary}"
-            )
+        check_ids(request, self._core.vocabulary)
         if (problem := temperature_problem("temperature", request.temperature)) is not None:
             raise ValueError(f"request {request.id}: {problem}")
         self._waiting.append(_Run(replace(request, max_new=min(request.max_new, room)), perf_counter()))

@@ -69,7 +69,8 @@ def keep(cache: Path, key: str, built: Path) -> Path:
 
 
 def workspace(cache: Path, key: str) -> Path:
-    """A new directory beside the entries to build one in. Those that a killed run left are removed."""
+    """A new directory beside the entries to build one in. Those that a killed run left are removed. ``OSError`` if
+    nothing can be written there: ask before there is something to keep."""
     cache.mkdir(parents=True, exist_ok=True)
     for left in cache.glob(".*-*"):
         process = left.name.rsplit("-", 2)[-2]

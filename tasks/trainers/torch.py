@@ -200,10 +200,14 @@ class TorchTrainer(Trainer):
         key = cold_cache.cache_key([cold_start, self._environment, demonstrator], settings)
         found = cold_cache.find(self._cache_dir, key)
         if found is None:
+            built = self._workspace(key)
             torch.set_num_threads(threads)
-            made = cold_start(options, demonstrator, tokenizer.get_vocab_size(), seed, progress)
+            try:
+                made = cold_start(options, demonstrator, tokenizer.get_vocab_size(), seed, progress)
+            except BaseException:
+                built.rmdir()
+                raise
             torch.set_num_threads(self.config.threads)
-            built = cold_cache.workspace(self._cache_dir, key)
             made.model.save_pretrained(built)
             measures = {"cold_start_steps": made.steps, "cold_start_tokens": made.tokens, "copy_p": made.copy_p}
             (built / MEASURES_FILE).write_text(json.dumps(measures))
@@ -212,6 +216,16 @@ class TorchTrainer(Trainer):
             entry, source = found, "cold start, cached"
         self._take(load_checkpoint(entry, read_config(entry)))
         return {"source": source, "cache": str(entry)} | json.loads((entry / MEASURES_FILE).read_text())
+
+    def _workspace(self, key: str) -> Path:
+        """Where a cold start is kept, asked for before it is made. `ConfigError` if it cannot be."""
+        try:
+            return cold_cache.workspace(self._cache_dir, key)
+        except OSError as error:
+            raise ConfigError(
+                f"the cold start cannot be kept in {self._cache_dir}: {error.strerror}; name a folder that can be "
+                "written in LIBRA_CACHE_DIR"
+            ) from error
 
     def _save_tokenizer(self, directory: Path) -> None:
         """Tokenizer files in Hugging Face's format."""

@@ -40,8 +40,13 @@ def test_workers_of_a_plain_cluster_get_roles_by_name_and_the_user_is_told() -> 
 
 def test_missing_roles_are_named_with_what_would_start_them() -> None:
     workers = [candidate("a", 8, {"capable:tool": 8}), candidate("b", 8, {"capable:tool": 8})]
-    with pytest.raises(ClusterError, match=r"rollout: 1 wanted, 1 missing \(may take it: no worker\).*capable:rollout"):
+    with pytest.raises(
+        ClusterError,
+        match=r"rollout: 1 wanted, 1 missing \(may take it: no worker\).*--nthreads 512 .*capable:rollout=512",
+    ):
         assign(workers, {"rollout": 1, "tool": 1}, [[1, None, 1]])
+    with pytest.raises(ClusterError, match=r"train: 1 wanted.* --nthreads 1 --resources 'capable:train=1'"):
+        assign(workers, {"tool": 1, "train": 1}, [])
 
 
 def test_buckets_and_roles_must_agree() -> None:

@@ -85,3 +85,23 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot store plainly"):
         folder.store_config({"a": object()})
     assert (folder.path / "config.yaml").read_text() == "a: ["
+
+
+def test_batches_that_the_journal_does_not_know_are_set_aside_and_never_removed(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "a", CONFIG)
+    for step in (3, 4, 5):
+        folder.batch(step).mkdir()
+        (folder.batch(step) / "zarr.json").write_text(f"first {step}")
+    assert [path.name for path in folder.set_aside_batches(4)] == [
+        "step-000004.zarr.aside",
+        "step-000005.zarr.aside",
+    ]
+    folder.batch(5).mkdir()
+    assert [path.name for path in folder.set_aside_batches(4)] == ["step-000005.zarr.aside2"]
+    assert sorted(path.name for path in folder.trajectories.iterdir()) == [
+        "step-000003.zarr",
+        "step-000004.zarr.aside",
+        "step-000005.zarr.aside",
+        "step-000005.zarr.aside2",
+    ]
+    assert (folder.trajectories / "step-000005.zarr.aside" / "zarr.json").read_text() == "first 5"

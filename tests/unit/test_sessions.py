@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from child_parts import CountingEnvironment, CountingSession, awaited, run_spec
 
 from libra.resources.errors import InfraError, SessionLostError, TaskError
-from libra.resources.types import ToolReturn, TrajectoryId
+from libra.resources.types import ToolReturn, ToolState, TrajectoryId
 from libra.tasks.roles import make_environment
 from libra.tasks.sessions import Conversation, PastCall, Sessions
 
@@ -164,3 +165,29 @@ async def test_forgotten_sessions_are_closed(tmp_path: Path, monkeypatch: pytest
     running.cancel()
     await asyncio.wait([running])
     assert [session.closed for session in made] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (None, "returned NoneType, not a ToolReturn"),
+        (np.array([5, -3], np.int32), "returned token id -3; ids are at least 0"),
+        (np.zeros(401, np.int32), "returned a payload of 401 tokens; engine.max_context is 400"),
+        (np.zeros((2, 2), np.int32), "a payload that is no one-dimensional array of token ids"),
+        (np.zeros(2), "a payload that is no one-dimensional array of token ids"),
+    ],
+)
+def test_what_is_no_payload_is_the_task_s_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: Any, words: str
+) -> None:
+    async def tool(session: CountingSession, turn: int, call: dict[str, Any]) -> Any:
+        return None if returned is None else ToolReturn(turn, call, returned, ToolState("count", 0, "ok"), 0.0, "")
+
+    monkeypatch.setattr(CountingSession, "tool", tool)
+
+    @awaited
+    async def play_one() -> None:
+        with pytest.raises(TaskError, match=f"tool call 0 of g0m0 {words}|{words}"):
+            await play(make(tmp_path), 1)
+
+    play_one()

@@ -312,6 +312,9 @@ def test_bad_requests_are_refused(weights: WeightVersion) -> None:
     made.submit(request("a", context(8)))
     with pytest.raises(ValueError, match="an id names one request"):
         made.submit(request("a", context(8)))
+    for strange in (-1, 50):
+        with pytest.raises(ValueError, match=f"holds token id {strange}, but the model's vocabulary has 50"):
+            made.submit(request("b", np.array([3, strange], np.int32)))
     bare = TorchEngine(EngineConfig(), tokenizer_path=None, deterministic=False)
     with pytest.raises(WeightError, match="load a version first"):
         bare.submit(request("a", context(8)))

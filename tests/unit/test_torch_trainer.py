@@ -319,6 +319,15 @@ def test_a_model_that_does_not_copy_is_refused(tokenizer_path: str, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cache_that_cannot_be_written_is_told_before_the_cold_start(tokenizer_path: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = trainer(tokenizer_path, tmp_path / "file" / "cache", options={"cold_start": SMALL_COLD_START})
+    reports: list[dict[str, Any]] = []
+    with pytest.raises(ConfigError, match=r"cannot be kept in .*file.*; name a folder .* in LIBRA_CACHE_DIR"):
+        made.initialise(reports.append)
+    assert reports == []
+
+
 def test_of_two_that_make_the_same_the_first_stays(tmp_path: Path) -> None:
     first, second = cold_cache.workspace(tmp_path, "k"), cold_cache.workspace(tmp_path, "k")
     (first / "who").write_text("first")

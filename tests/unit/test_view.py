@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -331,3 +334,41 @@ def test_a_spark_line_spans_its_values() -> None:
     assert spark((0.0, 0.5, 1.0)) == "▁▅█"
     assert spark((2.0, 2.0)) == "▁▁"
     assert spark(()) == ""
+
+
+def test_the_last_frame_of_an_ended_run_waits_for_nothing_and_names_no_dead_link(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    view.monitor = RunMonitor(START)
+    view.emit(happened.RunStarted(START, "run", str(tmp_path), 2, dashboard="http://127.0.0.1:8787/status"))
+    view.emit(happened.WaitStarted(START, "w", "rollout", "tool", "tool returns of 3 trajectories"))
+    assert "8787" in shown(view) and "of 3 trajectories" in shown(view)
+    view.emit(happened.RunEnded(START + 1, "finished"))
+    assert "8787" not in shown(view) and "of 3 trajectories" not in shown(view)
+
+
+def shown(view: View) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(panel(view.monitor))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from libra.pipeline.view import events\n"
+        "from libra.pipeline.view.view import View, terminal\n"
+        "view = View(Path(sys.argv[1]), terminal())\n"
+        "for n in range(2000):\n"
+        "    view.emit(events.Note(float(n), 'é' * 100))\n"
+        "view.close(); print('went on', file=sys.stderr)\n"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"?" * 100 + b"\n"
+        process.stdout.close()
+        said = process.stderr.read().decode()
+        process.wait(60)
+    assert "nobody reads the display" in said and "went on" in said and "Traceback" not in said

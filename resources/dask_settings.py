@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import dask
+from dask.utils import key_split
 
 SETTINGS: dict[str, Any] = {
     # Stealing moves restricted tasks between eligible workers and so away from their KV.
@@ -31,3 +32,13 @@ def inherited() -> dict[str, str]:
     config = dask.config.merge(dask.config.global_config)
     dask.config.set(SETTINGS, config=config)
     return {"DASK_INTERNAL_INHERIT_CONFIG": dask.config.serialize(config)}
+
+
+_PREFIXES_KEPT = 4096
+
+
+def forget_prefixes() -> None:
+    """Empty Dask's memory of task keys' prefixes if it has grown. It keeps those of the last 100,000 keys, keys
+    included (tens of megabytes a process), and no key of the step graph is ever seen twice."""
+    if key_split.cache_info().currsize > _PREFIXES_KEPT:
+        key_split.cache_clear()

@@ -19,6 +19,7 @@ from tornado.ioloop import PeriodicCallback
 
 from libra.resources import wire
 from libra.resources.bootstrap import Bootstrap
+from libra.resources.dask_settings import forget_prefixes
 from libra.resources.errors import DeadlineError
 from libra.scheduler_plugin import guests, roles, spans
 from libra.scheduler_plugin.alarms import Alarms
@@ -263,7 +264,8 @@ class LibraScheduler(SchedulerPlugin):
         self.pool.end()
 
     def tick(self) -> None:
-        """Everything that has a deadline."""
+        """Everything that has a deadline, or that would grow."""
+        forget_prefixes()
         self._tick_pool()
         self._tick_claim()
 

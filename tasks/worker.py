@@ -17,6 +17,7 @@ from distributed.core import Status
 from distributed.worker_state_machine import CancelComputeEvent, UnpauseEvent
 
 from libra.resources import tags, wire
+from libra.resources.dask_settings import forget_prefixes
 from libra.resources.errors import LibraError
 from libra.resources.types import WeightVersion
 from libra.resources.types.run import RunSpec
@@ -79,6 +80,7 @@ class LibraWorker(WorkerPlugin):
 
     def heartbeat(self) -> dict[str, Any]:
         """What the worker's heartbeat carries to the scheduler's twin extension."""
+        forget_prefixes()
         role = self.role
         return {
             "role": None if role is None else role.name,

@@ -34,7 +34,7 @@ class Driver:
         window: float,
         max_inflight: int,
         on_event: Callable[[dict[str, Any]], None],
-        max_batch: int = 2048,
+        max_batch: int = 512,
     ) -> None:
         self._transport, self._token = transport, token
         self._window, self._max_inflight, self._max_batch = window, max_inflight, max_batch

@@ -1,5 +1,6 @@
 """The quick start as a user runs it, from an empty cache: wall time, held-out reward, idle time by cause, and the share
-of CPU that the control plane takes. ``SEEDS`` runs; about two minutes each on two free cores."""
+of CPU that the control plane takes once everything has started. ``SEEDS`` runs; about two minutes each on two free
+cores."""
 
 from __future__ import annotations
 
@@ -24,11 +25,13 @@ CHILDREN = ("libra.tasks.child.engine_host", "libra.tasks.child.trainer_host")
 
 
 class CpuWatch:
-    """CPU seconds of a process tree, by engine and trainer children and by the rest (driver, scheduler, workers)."""
+    """CPU seconds of a process tree, by engine and trainer children and by the rest (driver, scheduler, workers), from
+    the moment both children are there: by then everything else has been imported and runs."""
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
         self._seconds: dict[int, tuple[str, float]] = {}
+        self._at_start: dict[int, float] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -37,17 +40,23 @@ class CpuWatch:
         """(seconds of children, seconds of the control plane)."""
         self._ended.set()
         self._thread.join()
-        values = self._seconds.values()
-        return sum(s for kind, s in values if kind == "child"), sum(s for kind, s in values if kind == "control")
+        used = {"child": 0.0, "control": 0.0}
+        for pid, (kind, seconds) in self._seconds.items():
+            used[kind] += seconds - self._at_start.get(pid, 0.0)
+        return used["child"], used["control"]
 
     def _watch(self) -> None:
         while not self._ended.wait(0.5):
             try:
                 processes = [self._root, *self._root.children(recursive=True)]
+                children = 0
                 for process in processes:
                     times = process.cpu_times()
                     kind = "child" if any(c in " ".join(process.cmdline()) for c in CHILDREN) else "control"
+                    children += kind == "child"
                     self._seconds[process.pid] = (kind, times.user + times.system)
+                if not self._at_start and children == len(CHILDREN):
+                    self._at_start = {pid: seconds for pid, (_, seconds) in self._seconds.items()}
             except psutil.NoSuchProcess:
                 continue
 

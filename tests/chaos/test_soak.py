@@ -25,6 +25,5 @@ def test_memory_is_flat(tmp_path: Path) -> None:
         run.until_step(50, 300)
         late = run.memory()
         assert run.end() == 0, run.output
-    # Dask remembers the prefix of each of the last 100,000 keys, which is what the few per cent are.
     grown = {kind: late[kind] / early[kind] for kind in early}
     assert max(grown.values()) < 1.09, grown

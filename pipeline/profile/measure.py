@@ -77,9 +77,9 @@ class Grid(Config):
     """Padded tokens of a micro-batch."""
     steps: int = Field(default=16, ge=1)
     """Decode steps of one sample."""
-    spread: float = Field(default=0.7, ge=0, lt=1)
-    """Contexts of a decode step, and lengths of a batch, lie evenly within this share of the point's value, as those of
-    trajectories do: an engine or trainer that pads pays for it."""
+    spread: float = Field(default=0.9, ge=0, lt=1)
+    """Contexts of a decode step, and lengths of a batch, lie evenly within this share around the point's value, as
+    trajectories that are under way do: an engine or trainer that pads pays for it."""
     sampled: float = Field(default=0.5, gt=0, le=1)
     """Share of loss tokens in training sequences."""
     repeats: int = Field(default=5, ge=1)
@@ -114,13 +114,13 @@ def default_grid(config: RunConfig, **chosen: Sequence[int]) -> Grid:
     """A grid that covers what the config's engine holds; ``chosen`` dimensions replace its own."""
     most, slots = config.engine.max_context, config.engine.slots
     batch = sorted({1, min(2, slots), max(1, slots // 16), max(1, slots // 4), max(1, slots // 2), slots})
-    room = int((most - 18) / 1.7)
+    room = int((most - 18) / 1.9)
     values = {
         "batch": batch,
         "context": sorted({max(1, room * share // 16) for share in (1, 4, 9, 16)}),
         "prefill": sorted({max(1, most * share // 64) for share in (1, 2, 8, 20, 45)}),
         "reused": sorted({0, most // 4}),
-        "length": sorted({max(2, int(most * share / 27.2)) for share in (1, 3, 6, 11, 16)}),
+        "length": sorted({max(2, int(most * share / 30.4)) for share in (1, 3, 6, 11, 16)}),
         "rows": (8, 32),
         "micro_batch_tokens": (config.trainer.micro_batch_tokens,),
     }

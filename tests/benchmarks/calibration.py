@@ -216,7 +216,7 @@ class Bench:
 async def bench(name: str, folder: Path, errors: Errors) -> None:
     """Profile one model, then predict."""
     subject = Subject(config_of(name), load_hardware("cpu"), folder)
-    chosen = {"batch": (1, 4, 16, 48), "context": (20, 120, 240, 360), "length": (40, 120, 250, 370), "rows": (6, 20)}
+    chosen = {"batch": (1, 4, 16, 48), "context": (20, 110, 220, 320), "length": (40, 120, 230, 330), "rows": (6, 20)}
     grid = default_grid(subject.config, **chosen)
     profile = await measure(subject, grid, "bench", subject.config.name, lambda text: None)
     trainer = await subject.trainer()

@@ -16,9 +16,12 @@ from libra.resources.errors import ConfigError
 @click.argument("scenario")
 @click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds; the scenario's own when not given.")
 @click.option("--profile", help="A profile (libra profile) that replaces derived costs.")
+@click.option("--correct", is_flag=True, help="A run: correct costs by its first half, compare the second.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write an offline report there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-def simulate(scenario: str, seeds: int | None, profile: str | None, html: str | None, as_json: bool) -> None:
+def simulate(
+    scenario: str, seeds: int | None, profile: str | None, correct: bool, html: str | None, as_json: bool
+) -> None:
     """Simulate SCENARIO: a YAML file or a shipped one (drift, small); the folder of a run: that run, simulated step
     times beside the real ones; 'paper': the published experiments; 'jobs': several runs that share a cluster."""
     from rich.console import Console
@@ -51,7 +54,7 @@ def simulate(scenario: str, seeds: int | None, profile: str | None, html: str | 
             console.print(shared_table(shared))
         page = shared_page(shared) if html else ""
     elif is_run(scenario):
-        replayed = replay(read_recording(Path(scenario)), load_profile(profile) if profile else None)
+        replayed = replay(read_recording(Path(scenario)), load_profile(profile) if profile else None, correct)
         if as_json:
             click.echo(json.dumps(replayed.to_plain()))
         else:

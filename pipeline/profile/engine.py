@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Self
 
 import numpy as np
@@ -149,38 +148,32 @@ class MeasuredEngine:
         """Drop what the engine keeps of these."""
         self.child.send("release", sequences=list(sequences))
 
-    async def decode_step(self, contexts: Sequence[int], new: int, repeats: int) -> float:
-        """Seconds of one decode step (median) of sequences with these ``contexts``, over ``new`` steps.
+    async def decode_step(self, contexts: Sequence[int], new: int) -> float:
+        """Seconds of one decode step of sequences with these ``contexts``, over ``new`` steps.
 
         The same sequences are continued by 1 and by 1 + ``new`` tokens; what both cost (arrival, admission, the first
         token) falls out of the difference.
         """
         asks = [Ask(f"d{i}", self.tokens(context), 1) for i, context in enumerate(contexts)]
         await self.burst(asks)
-        samples = []
-        for _ in range(repeats):
-            once = await self.burst(asks)
-            many = await self.burst([Ask(ask.sequence, ask.tokens, 1 + new) for ask in asks])
-            samples.append((many - once) / new)
+        once = await self.burst(asks)
+        many = await self.burst([Ask(ask.sequence, ask.tokens, 1 + new) for ask in asks])
         self.release([ask.sequence for ask in asks])
-        return median(samples)
+        return (many - once) / new
 
-    async def prefill(self, tokens: int, context: int, repeats: int) -> Prefilled:
-        """As many requests as one step takes at once, each of ``tokens`` after ``context`` kept ones; medians."""
+    async def prefill(self, tokens: int, context: int) -> Prefilled:
+        """As many requests as one step takes at once, each of ``tokens`` after ``context`` kept ones."""
         count = max(1, min(self.config.slots, self.config.max_prefill_tokens // tokens, 16))
         kept = [(f"p{i}", self.tokens(context)) for i in range(count)]
-        samples, steps = [], []
         if context:
             await self.burst([Ask(name, first, 1) for name, first in kept])
-        for _ in range(repeats):
-            earlier = (await self.stats())["steps"]
-            asks = [Ask(name, np.concatenate([first, self.tokens(tokens)]), 1) for name, first in kept]
-            samples.append(await self.burst(asks))
-            steps.append((await self.stats())["steps"] - earlier)
-            if not context:
-                self.release([name for name, _ in kept])
+        earlier = (await self.stats())["steps"]
+        seconds = await self.burst(
+            [Ask(name, np.concatenate([first, self.tokens(tokens)]), 1) for name, first in kept]
+        )  # fmt: skip
+        steps = (await self.stats())["steps"] - earlier
         self.release([name for name, _ in kept])
-        return Prefilled(tokens, context, count, int(median(steps)), median(samples))
+        return Prefilled(tokens, context, count, int(steps), seconds)
 
     def _on_event(self, name: str, fields: dict[str, Any]) -> None:
         for end in fields["ended"] if name == "generated" else ():

@@ -1,9 +1,10 @@
 """From a run's config to a profile: grids, measurements, fits.
 
-A decode step is measured by difference (`MeasuredEngine.decode_step`). A prefill is measured as many together as one
-step takes, and priced by what it adds to the steps that it runs in: an engine decodes in the same step, so the step's
-own cost is taken off once a step. Invariants: the grid stays within what the engine holds; the profile says which
-points it is made of and how wrong its fits are on those they did not see.
+Points are measured in passes over the whole grid, so that a slow minute of the machine does not fall on one of them
+alone. A decode step is measured by difference (`MeasuredEngine.decode_step`). A prefill is measured as many together as
+one step takes, and priced by what it adds to the steps that it runs in: an engine decodes in the same step, so the
+step's own cost is taken off once a step. Invariants: the grid stays within what the engine holds; the profile says
+which points it is made of and how wrong its fits are on those they did not see.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from pydantic import Field
@@ -74,9 +77,9 @@ class Grid(Config):
     """Padded tokens of a micro-batch."""
     steps: int = Field(default=16, ge=1)
     """Decode steps of one sample."""
-    spread: float = Field(default=0.7, ge=0, lt=1)
-    """Contexts of a decode step, and lengths of a batch, lie evenly within this share of the point's value, as those of
-    trajectories do: an engine or trainer that pads pays for it."""
+    spread: float = Field(default=0.9, ge=0, lt=1)
+    """Contexts of a decode step, and lengths of a batch, lie evenly within this share around the point's value, as
+    trajectories that are under way do: an engine or trainer that pads pays for it."""
     sampled: float = Field(default=0.5, gt=0, le=1)
     """Share of loss tokens in training sequences."""
     repeats: int = Field(default=5, ge=1)
@@ -111,14 +114,14 @@ def default_grid(config: RunConfig, **chosen: Sequence[int]) -> Grid:
     """A grid that covers what the config's engine holds; ``chosen`` dimensions replace its own."""
     most, slots = config.engine.max_context, config.engine.slots
     batch = sorted({1, min(2, slots), max(1, slots // 16), max(1, slots // 4), max(1, slots // 2), slots})
-    room = int((most - 18) / 1.7)
+    room = int((most - 18) / 1.9)
     values = {
         "batch": batch,
         "context": sorted({max(1, room * share // 16) for share in (1, 4, 9, 16)}),
         "prefill": sorted({max(1, most * share // 64) for share in (1, 2, 8, 20, 45)}),
         "reused": sorted({0, most // 4}),
-        "length": sorted({max(2, int(most * share / 27.2)) for share in (1, 3, 6, 11, 16)}),
-        "rows": (8, 24),
+        "length": sorted({max(2, int(most * share / 30.4)) for share in (1, 3, 6, 11, 16)}),
+        "rows": (8, 32),
         "micro_batch_tokens": (config.trainer.micro_batch_tokens,),
     }
     return Grid.model_validate(values | {name: tuple(given) for name, given in chosen.items() if given})
@@ -229,18 +232,24 @@ async def measure_engine(
     engine: MeasuredEngine, grid: Grid, tp: int, say: Say
 ) -> tuple[list[DecodePoint], list[PrefillPoint]]:
     """The rollout side of the grid, of one TP degree."""
+    steps: dict[tuple[int, int], list[float]] = {}
+    fills: dict[tuple[int, int], list[Prefilled]] = {}
+    for number in range(grid.repeats):
+        say(f"engine at TP {tp}, pass {number + 1} of {grid.repeats}")
+        for context, batch in product(grid.context, grid.batch):
+            seconds = await engine.decode_step(grid.around(context, batch), grid.steps)
+            steps.setdefault((context, batch), []).append(seconds)
+        for reused, tokens in product(grid.reused, grid.prefill):
+            fills.setdefault((reused, tokens), []).append(await engine.prefill(tokens, reused))
     decode = []
-    for context in grid.context:
-        for batch in grid.batch:
-            contexts = grid.around(context, batch)
-            seconds = await engine.decode_step(contexts, grid.steps, grid.repeats)
-            decode.append(DecodePoint(tp, batch, int(sum(contexts) + batch * (1 + grid.steps / 2)), seconds))
-            say(f"decode, {batch} sequences around {context} tokens: {1000 * seconds:.2f} ms a step")
+    for (context, batch), samples in steps.items():
+        resident = int(sum(grid.around(context, batch)) + batch * (1 + grid.steps / 2))
+        decode.append(DecodePoint(tp, batch, resident, median(samples)))
+        say(f"decode, {batch} sequences around {context} tokens: {1000 * median(samples):.2f} ms a step")
     filled = []
-    for reused in grid.reused:
-        for tokens in grid.prefill:
-            filled.append(await engine.prefill(tokens, reused, grid.repeats))
-            say(f"prefill, {filled[-1].requests} × {tokens} tokens after {reused}: {1000 * filled[-1].seconds:.2f} ms")
+    for (reused, tokens), found in fills.items():
+        filled.append(replace(found[0], seconds=median(each.seconds for each in found)))
+        say(f"prefill, {found[0].requests} × {tokens} tokens after {reused}: {1000 * filled[-1].seconds:.2f} ms")
     return decode, prefill_points(filled, decode)
 
 
@@ -260,21 +269,26 @@ async def measure_trainer(
     trainer: MeasuredTrainer, grid: Grid, micro_batch_tokens: int, model: ModelSpec, say: Say
 ) -> list[TrainPoint]:
     """The training side of the grid."""
+    lengths = {(length, rows): grid.around(length, rows) for length, rows in product(grid.length, grid.rows)}
+    samples = await step_seconds(trainer, list(lengths.values()), grid.sampled, model.vocabulary, grid.repeats)
     points = []
-    for length in grid.length:
+    for ((length, rows), drawn), seconds in zip(lengths.items(), samples, strict=True):
         micro = max(1, micro_batch_tokens // length)
-        for rows in grid.rows:
-            lengths = grid.around(length, rows)
-            seconds = await trainer.step_seconds(lengths, grid.sampled, model.vocabulary, grid.repeats)
-            points.append(TrainPoint(tuple(lengths), min(micro, rows), seconds, "none"))
-            say(f"training, {rows} sequences around {length} tokens, micro-batches of {micro}: {1000 * seconds:.1f} ms")
+        points.append(TrainPoint(tuple(drawn), min(micro, rows), seconds, "none"))
+        say(f"training, {rows} sequences around {length} tokens, micro-batches of {micro}: {1000 * seconds:.1f} ms")
     return points
 
 
-def with_factors(costs: TrainingCosts, profile: Profile) -> TrainingCosts:
-    """Training costs with a profile's factors."""
-    factors = profile.training_factors()
-    return costs if factors is None else replace(costs, factors=factors)
+async def step_seconds(
+    trainer: MeasuredTrainer, batches: Sequence[Sequence[int]], sampled: float, vocabulary: int, repeats: int
+) -> list[float]:
+    """Seconds (medians over passes; one before warms up) of an optimizer step on batches of these lengths."""
+    paths = [trainer.batch(lengths, sampled, vocabulary) for lengths in batches]
+    passes = [
+        [await trainer.step(path, len(lengths)) for path, lengths in zip(paths, batches, strict=True)]
+        for _ in range(1 + repeats)
+    ]
+    return [median(samples) for samples in zip(*passes[1:], strict=True)]
 
 
 def _provenance(subject: Subject, grid: Grid, fits: dict[str, Fit]) -> Provenance:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, Self
 
 import numpy as np
@@ -115,12 +114,6 @@ class MeasuredTrainer:
         fields: dict[str, Any] = {"path": str(batch), "rows": list(range(rows)), "expected": self.version}
         self.version = (await self.child.call("train", seconds=_STEP_SECONDS, **fields))["version"]
         return self.read() - began
-
-    async def step_seconds(self, lengths: Sequence[int], sampled: float, vocabulary: int, repeats: int) -> float:
-        """Seconds (median) of an optimizer step on a batch of these lengths; one step before warms up."""
-        batch = self.batch(lengths, sampled, vocabulary)
-        samples = [await self.step(batch, len(lengths)) for _ in range(1 + repeats)]
-        return median(samples[1:])
 
     def _trajectory(self, place: int, length: int, sampled: float, vocabulary: int) -> Trajectory:
         length = max(length, 2)

@@ -32,19 +32,22 @@ from libra.resources.types import TrainStrategy, Trajectory
 from libra.scheduler_plugin.planner import Planner, PlannerConfig
 from libra.scheduler_plugin.planner.planner import Profiles
 from libra.scheduler_plugin.policy import load_policy
-from libra.scheduler_plugin.simulation import LoopConfig, Moves, RunLoop, Trace
+from libra.scheduler_plugin.simulation import LoopConfig, Moves, RunLoop, StepReport, Trace
 from libra.scheduler_plugin.simulation.traces import trace_of
 from libra.tasks.engines.scripted import PaceOptions
 from libra.tasks.trainers.scripted import ScriptedTrainerOptions
 
 _PACED = ("scripted", "random")
+_CORRECTIONS = 3
+"""Rounds: slower engines also queue longer, so that one ratio is not enough."""
 _STEP_CAUSES = ("publish", "checkpoint", "other")
 """Waits of the trainer that no cost model describes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a run folder tells. ``groups``: traces by the group's number; ``missing``: numbers of groups that were
+    """What a run folder tells. ``engine_seconds``: that the trajectories of a step's batch were on engines, by step.
+    ``groups``: traces by the group's number; ``missing``: numbers of groups that were
     returned. ``steps``: the metrics of the steps compared, by step; ``last``: the last of them. ``aside``: seconds of a
     step that went into storing, publishing and handing over; ``install``: seconds until engines had a version.
     ``model``: None for a run without one."""
@@ -53,6 +56,7 @@ class Recording:
     config: RunConfig
     groups: Mapping[int, Sequence[Trace]]
     missing: frozenset[int]
+    engine_seconds: Mapping[int, float]
     steps: Mapping[int, Mapping[str, Any]]
     last: int
     aside: float
@@ -97,9 +101,12 @@ def read_recording(path: Path) -> Recording:
     folder = RunFolder.open(path)
     config = parse(folder.read_config(), f"{path}/config.yaml")
     groups: dict[int, list[Trace]] = {}
+    engines: dict[int, float] = {}
     for batch in sorted(folder.trajectories.glob("step-*.zarr")):
         reader = BatchReader(batch)
-        for trajectory in reader.trajectories(range(len(reader))):
+        step = int(reader.attributes["version"]) + 1
+        for trajectory in reader.trajectories():
+            engines[step] = engines.get(step, 0.0) + trajectory.generate_seconds
             groups.setdefault(trajectory.id.group, []).append(_trace(trajectory))
     records = {record["step"]: record for record in read_metrics(path).steps if not record["replayed"]}
     steps = {step: record for step, record in records.items() if step > 1}
@@ -111,8 +118,8 @@ def read_recording(path: Path) -> Recording:
     aside = median(_aside(record) for record in steps.values())
     install = median(record["publish_seconds"] or 0.0 for record in steps.values())
     return Recording(
-        path, config, groups, frozenset(set(range(max(groups))) - set(groups)), steps, max(steps), aside, install,
-        _model(folder),
+        path, config, groups, frozenset(set(range(max(groups))) - set(groups)), engines, steps, max(steps), aside,
+        install, _model(folder),
     )  # fmt: skip
 
 
@@ -123,14 +130,40 @@ def _aside(record: Mapping[str, Any]) -> float:
     return float(handed + sum(spent.get(cause, 0.0) for cause in _STEP_CAUSES))
 
 
-def replay(recording: Recording, profile: Profile | None = None) -> Replay:
+def replay(recording: Recording, profile: Profile | None = None, correct: bool = False) -> Replay:
     """Simulate the recorded run. Without a ``profile`` engines without a model take the pace of their config, others
-    what the specs say. `ConfigError` for a run whose instances have several TP degrees."""
+    what the specs say. ``correct``: the first half of the steps tells by how much engines and trainer were slower (they
+    shared their machine), and the others are compared. `ConfigError` for instances of several TP degrees."""
     config = recording.config
     if any(bucket.tp != 1 for bucket in config.buckets):
         degrees = ", ".join(str(bucket.tp) for bucket in config.buckets)
         raise ConfigError(f"{recording.folder} has buckets of TP {degrees}; only runs at TP 1 can be replayed so far")
-    planner = _planner(recording, profile)
+    planner = _planner(recording, profile, 1.0, 1.0)
+    provenance = planner.rollout_costs(planner.inventory.hardware[0]).provenance
+    reports = _simulate(recording, planner)
+    compared = sorted(recording.steps)
+    if correct:
+        half, compared = compared[: len(compared) // 2], compared[len(compared) // 2 :]
+        engine = trainer = 1.0
+        for _ in range(_CORRECTIONS):
+            engine *= _ratio(recording.engine_seconds, {s: reports[s].engine_seconds for s in half})
+            trained = {step: max(1e-9, reports[step].train_seconds - recording.aside) for step in half}
+            trainer *= _ratio({s: float(recording.steps[s]["train_seconds"]) for s in half}, trained)
+            reports = _simulate(recording, _planner(recording, profile, engine, trainer))
+        provenance += f", corrected by {len(half)} steps: engines × {engine:.2f}, trainer × {trainer:.2f}"
+    rows = tuple((step, reports[step].seconds, float(recording.steps[step]["seconds"])) for step in compared)
+    return Replay(recording, provenance, rows)
+
+
+def _ratio(real: Mapping[int, float], simulated: Mapping[int, float]) -> float:
+    """By how much the one is above the other over the steps of ``simulated``, within a factor of four."""
+    below = sum(simulated.values())
+    return min(4.0, max(0.25, sum(real[step] for step in simulated) / below)) if below > 0 else 1.0
+
+
+def _simulate(recording: Recording, planner: Planner) -> dict[int, StepReport]:
+    """The run in virtual time; reports by step."""
+    config = recording.config
     batches = list(recording.groups.values())
     plan = planner.fixed([trace.record() for group in batches for trace in group], 1, 1)
     mean = fmean(trace.final for group in batches for trace in group)
@@ -143,24 +176,37 @@ def replay(recording: Recording, profile: Profile | None = None) -> Replay:
         planner, plan, lambda number: _group(recording, number), load_policy(config.policy.model_dump(mode="json")),
         Moves(0.0, 1.0, 1.0, shared=False), returned=missing.__contains__,
     )  # fmt: skip
-    reports = {report.step: report for report in loop.run().steps}
-    rows = tuple((step, reports[step].seconds, float(real["seconds"])) for step, real in recording.steps.items())
-    return Replay(recording, planner.rollout_costs(planner.inventory.hardware[0]).provenance, rows)
+    return {report.step: report for report in loop.run().steps}
 
 
-def _planner(recording: Recording, profile: Profile | None) -> Planner:
+def _planner(recording: Recording, profile: Profile | None, engine: float, trainer: float) -> Planner:
+    """The planner of the run; its costs are multiplied by ``engine`` and ``trainer``."""
     config = recording.config
     hardware = load_hardware(profile.hardware if profile else "cpu")
     model = recording.model or load_model("quickstart")
     profiles = Profiles.of(profile) if profile else Profiles()
     if profile is None and config.engine.kind in _PACED:
         profiles = Profiles({hardware.name: _paced(config)}, {hardware.name: _scripted(config)})
-    factors = profiles.training.get(hardware.name, TrainingFactors())
-    factors = replace(factors, fixed_seconds=factors.fixed_seconds + recording.aside)
-    profiles = replace(profiles, training={hardware.name: factors})
     instances = sum(bucket.instances for bucket in config.buckets)
     settings = PlannerConfig(trainer="torch", slots=config.engine.slots, overlap=config.staleness.alpha + 1)
-    return Planner(model, uniform(hardware, 1 + instances), settings, profiles)
+    planner = Planner(model, uniform(hardware, 1 + instances), settings, profiles)
+    costs = planner.rollout_costs(hardware)
+    factors = profiles.training.get(hardware.name, TrainingFactors())
+    slower = replace(
+        factors, linear=factors.linear * trainer, quadratic=factors.quadratic * trainer,
+        constant=factors.constant * trainer, fixed_seconds=factors.fixed_seconds * trainer + recording.aside,
+    )  # fmt: skip
+    steps = tuple(_slower(step, engine) for step in costs.steps)
+    scaled = Profiles({hardware.name: replace(costs, steps=steps)}, {hardware.name: slower}, profiles.provenance)
+    return replace(planner, profiles=scaled)
+
+
+def _slower(step: StepCost, factor: float) -> StepCost:
+    return replace(
+        step, step=step.step * factor, sequence=step.sequence * factor, token=step.token * factor,
+        admission=step.admission * factor, prefill_token=step.prefill_token * factor,
+        prefill_pair=step.prefill_pair * factor,
+    )  # fmt: skip
 
 
 def _paced(config: RunConfig) -> RolloutCosts:

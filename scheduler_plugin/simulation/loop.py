@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -60,7 +60,8 @@ class LoopConfig:
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One optimizer step. ``seconds`` since the last one; ``train_seconds`` of its update; ``idle_seconds`` that the
-    trainer waited for the batch; ``tokens``: contexts of the batch; ``staleness``: of its oldest group."""
+    trainer waited for the batch; ``tokens``: contexts of the batch; ``staleness``: of its oldest group;
+    ``engine_seconds``: that the batch's trajectories were on engines, queued or running."""
 
     step: int
     seconds: float
@@ -72,6 +73,7 @@ class StepReport:
     train_gpus: int
     layout: str
     change: Literal["keep", "apply", "roll_back"] = "keep"
+    engine_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,7 @@ class RunLoop:
         report = StepReport(
             self._version, now - self._last, self._train_seconds, self._idle, float(sum(finals)),
             float(np.mean(finals)) if finals else 0.0, staleness, self.plan.strategy.gpus, str(self.plan.layout),
+            engine_seconds=sum(e.engine_seconds for group in batch for e in group.done),
         )  # fmt: skip
         self._last = self._idle_since = now
         self._reports.append(self._replan(report, records))
@@ -296,10 +299,7 @@ class RunLoop:
         self._sim.reconfigure(keep, new, buckets_of(plan))
         if self._replanner is not None:
             self._replanner.switched(self.config.activation_seconds + (self.config.join_seconds if joined else 0.0))
-        return StepReport(
-            report.step, report.seconds, report.train_seconds, report.idle_seconds, report.tokens,
-            report.mean_context, report.staleness, report.train_gpus, report.layout, how,
-        )  # fmt: skip
+        return replace(report, change=how)
 
     def _engines(self, plan: Plan, ready_at: float) -> list[tuple[Engine, tuple[str, ...]]]:
         """An engine for each rollout placement, and its devices; an address follows from them."""

@@ -42,6 +42,12 @@ class Ended:
     queued: float
     retries: int
 
+    @property
+    def engine_seconds(self) -> float:
+        """What it was on engines, queued or running: its life less tools and hand-overs (of its last try)."""
+        away = self.trace.lead + self.trace.trail + sum(turn.seconds for turn in self.trace.turns)
+        return self.time - self.began - away
+
 
 @dataclass(slots=True)
 class Totals:

@@ -13,14 +13,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 
 from benchmarks.rows import Row, Rows
 from libra.pipeline.config import RunConfig, load_config
 from libra.pipeline.profile.engine import Ask, MeasuredEngine
-from libra.pipeline.profile.measure import Subject, default_grid, measure
+from libra.pipeline.profile.measure import Subject, default_grid, measure, step_seconds
 from libra.pipeline.profile.trainer import MeasuredTrainer
 from libra.resources.calibration import Profile
 from libra.resources.cost_model import Requests, RolloutCosts, TrainingCosts
@@ -180,19 +180,21 @@ class Bench:
         """Decode steps of unequal contexts, none of them on the grid."""
         random = np.random.default_rng(7)
         step, new = self.costs.of(1), 16
-        for batch in (3, 6, 11, 18, 28, 42):
-            contexts = [int(c) for c in random.uniform(20, 560, batch)]
-            measured = await engine.decode_step(contexts, new, REPEATS)
-            predicted = step.decode_seconds(batch, sum(contexts) + batch * (1 + new / 2))
-            errors.step.append(predicted / measured - 1)
+        batches = [[int(c) for c in random.uniform(20, 560, batch)] for batch in (3, 6, 11, 18, 28, 42)]
+        passes = [[await engine.decode_step(contexts, new) for contexts in batches] for _ in range(REPEATS)]
+        for contexts, samples in zip(batches, zip(*passes, strict=True), strict=True):
+            predicted = step.decode_seconds(len(contexts), sum(contexts) + len(contexts) * (1 + new / 2))
+            errors.step.append(predicted / median(samples) - 1)
 
     async def training(self, trainer: MeasuredTrainer, errors: Errors) -> None:
-        """Batches of unequal lengths."""
+        """Batches of unequal lengths, of the sizes that small runs have."""
         random = np.random.default_rng(8)
-        for rows, mean in ((8, 80), (16, 150), (16, 250), (8, 400)):
-            lengths = [int(x) for x in np.clip(random.lognormal(np.log(mean), 0.5, rows), 24, 640)]
-            measured = await trainer.step_seconds(lengths, SAMPLED, self.model.vocabulary, REPEATS)
-            errors.train.append(self.train_seconds(lengths) / measured - 1)
+        sizes = ((16, 80), (24, 150), (16, 250), (48, 100))
+        batches = [
+            [int(x) for x in np.clip(random.lognormal(np.log(mean), 0.5, rows), 24, 640)] for rows, mean in sizes
+        ]
+        measured = await step_seconds(trainer, batches, SAMPLED, self.model.vocabulary, REPEATS)
+        errors.train += [self.train_seconds(b) / m - 1 for b, m in zip(batches, measured, strict=True)]
 
     async def whole(self, engine: MeasuredEngine, trainer: MeasuredTrainer, case: Case, errors: Errors) -> None:
         """An iteration: a batch is rolled out while one like it is trained on."""
@@ -214,7 +216,7 @@ class Bench:
 async def bench(name: str, folder: Path, errors: Errors) -> None:
     """Profile one model, then predict."""
     subject = Subject(config_of(name), load_hardware("cpu"), folder)
-    chosen = {"batch": (1, 4, 16, 48), "context": (20, 120, 240, 360), "length": (40, 120, 250, 370), "rows": (6, 20)}
+    chosen = {"batch": (1, 4, 16, 48), "context": (20, 110, 220, 320), "length": (40, 120, 230, 330), "rows": (6, 20)}
     grid = default_grid(subject.config, **chosen)
     profile = await measure(subject, grid, "bench", subject.config.name, lambda text: None)
     trainer = await subject.trainer()

@@ -103,7 +103,7 @@ def test_a_measured_profile_is_what_scenarios_go_by(measured: tuple[Path, Result
     ("arguments", "says"),
     [
         (("--batch", "1,9"), "the grid's batch reaches 9, the engine holds 8 (engine.slots); lower it"),
-        (("--context", "100"), "the grid's context reaches 187, the engine holds 160"),
+        (("--context", "100"), "the grid's context reaches 207, the engine holds 160"),
         (("--prefill", "10,150", "--reused", "20"), "the grid's prefill reaches 170, the engine holds 159"),
         (("--tp", "1,2"), "engine.kind 'torch' runs at TP 1"),
     ],

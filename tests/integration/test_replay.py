@@ -70,6 +70,18 @@ def test_slower_engines_and_a_busier_trainer_take_longer(run: Path) -> None:
     assert replay(replace(recording, aside=recording.aside + 60)).simulated > 60
 
 
+def test_a_run_corrects_the_costs_of_its_second_half(run: Path) -> None:
+    recording = read_recording(run)
+    plain = replay(recording)
+    found = replay(recording, correct=True)
+    assert [row[0] for row in found.rows] == [4, 5]
+    assert "corrected by 2 steps: engines × " in found.provenance
+    twice = {step: 2 * seconds for step, seconds in recording.engine_seconds.items()}
+    slower = replay(replace(recording, engine_seconds=twice), correct=True)
+    assert slower.simulated > found.simulated
+    assert len(plain.rows) == STEPS - 1
+
+
 def test_tables_and_pages_name_the_run(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = CliRunner().invoke(simulate, [str(run), "--html", str(page)], catch_exceptions=False)

@@ -54,6 +54,7 @@ def test_hand_overs_come_before_the_first_segment_and_after_the_last() -> None:
     (handed,) = ends(Trace("p0e0m0", 20, TURNS, lead=3.0, trail=5.0))
     assert plain.time == pytest.approx(1.5 + 2.0, abs=1e-3)
     assert handed.time - plain.time == pytest.approx(8.0)
+    assert plain.engine_seconds == pytest.approx(handed.engine_seconds) == pytest.approx(1.5, abs=1e-3)
     assert (handed.how, handed.began) == ("finished", 0.0)
 
 

@@ -34,19 +34,13 @@ async def connected(config: RunConfig, client: Client | None, logs: Path) -> Asy
     """
     if client is not None:
         await check(client)
-        yield Connection(client, await dashboard(client))
+        yield Connection(client, client.dashboard_link)
     elif config.cluster.scheduler is not None:
         async with attached(config.cluster.scheduler) as own:
-            yield Connection(own, await dashboard(own))
+            yield Connection(own, own.dashboard_link)
     else:
         async with local_cluster(config, logs) as cluster, Client(cluster, asynchronous=True) as own:
-            yield Connection(own, await dashboard(own))
-
-
-async def dashboard(client: Client) -> str | None:
-    """Where the cluster's dashboard is, if it has one; Dask makes a link of any address."""
-    identity = await client.scheduler.identity()
-    return str(client.dashboard_link) if "dashboard" in identity["services"] else None
+            yield Connection(own, cluster.dashboard_link if config.cluster.dashboard else None)
 
 
 def local_cluster(config: RunConfig, logs: Path) -> LibraLocalCluster:

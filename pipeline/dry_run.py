@@ -22,6 +22,7 @@ from libra.pipeline.checks import Check
 from libra.pipeline.config import RunConfig
 from libra.pipeline.run.spec import check_inline, make_tokenizer_file
 from libra.pipeline.run_folders import finished, progress
+from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import IDENTITY_FILE
 from libra.pipeline.view.lines import count
 from libra.resources.cluster.attach import attached
@@ -172,6 +173,9 @@ def _kinds(config: RunConfig, tokenizer: Path | None, folder: Path) -> Iterator[
 def _run_folder(config: RunConfig, *, resume: bool, fresh: bool) -> Check:
     path = config.run_dir
     if (path / IDENTITY_FILE).is_file():
+        if (holder := RunLock.holder(path)) is not None:
+            mend = "wait for it to end, end it, or name=<another>"
+            return Check("run folder", "missing", f"{path} is in use by {holder}", mend)
         what = "a finished run" if finished(path) else f"an unfinished run ({progress(path)})"
         if resume:
             return Check("run folder", "ok", f"{path} holds {what}: --resume goes on with it")

@@ -26,10 +26,12 @@ def make_way(path: Path, *, resume: bool, fresh: bool) -> Path | None:
         return None
     if resume:
         RunFolder.open(path)
+        RunLock.check_free(path)
         return None
     if path.is_dir() and not any(path.iterdir()):
         return None
     RunFolder.open(path)  # anything else there is not ours to move
+    RunLock.check_free(path)
     if not fresh and not finished(path):
         raise StoreError(
             f"{path} holds an unfinished run ({progress(path)}): --resume goes on with it, --fresh moves it aside and "

@@ -13,7 +13,9 @@ from libra.pipeline.api import Run
 from libra.pipeline.config import RunConfig, load_config
 from libra.pipeline.report import write_report
 from libra.pipeline.run_folders import make_way
-from libra.pipeline.view.text import visible
+from libra.pipeline.store.lock import RunLock
+from libra.pipeline.store.run_folder import IDENTITY_FILE
+from libra.pipeline.view.text import explained, one_line, visible
 from libra.pipeline.view.view import terminal
 from libra.resources.cluster.tuning import tune
 
@@ -39,8 +41,15 @@ def train(path: str, overrides: Sequence[str], *, resume: bool, fresh: bool) -> 
 
 
 def _report(config: RunConfig) -> None:
-    if config.run_dir.is_dir():
-        click.echo(f"report: {visible(str(write_report(config.run_dir)))}")
+    """Write the report, if the run folder is there and nobody else's. What is wrong with it is a line of warning: it
+    never takes the place of what the run itself ended with."""
+    path = config.run_dir
+    if not (path / IDENTITY_FILE).is_file() or RunLock.holder(path) is not None:
+        return
+    try:
+        click.echo(f"report: {visible(str(write_report(path)))}")
+    except Exception as error:  # noqa: BLE001 - a report is made of whatever a run has left behind
+        click.echo(f"warning: no report: {one_line(explained(error))}", err=True)
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

@@ -49,7 +49,7 @@ async def evaluate(
     async with asyncio.TaskGroup() as group:
         playing = [group.create_task(one(draft)) for draft in drafts]
     rewards = [t.reward for task in playing if (t := task.result()).reward is not None]
-    mean = sum(rewards) / len(rewards) if rewards else float("nan")
+    mean = sum(rewards) / len(rewards) if rewards else None
     failures = tasks - len(rewards)
     now = time.time()
     emit(EvalFinished(now, version, when, mean, len(rewards), failures, now - started))

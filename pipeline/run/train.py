@@ -20,6 +20,7 @@ from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import RunFolder
 from libra.pipeline.view.display import Display
 from libra.pipeline.view.events import RunEnded, RunStarted
+from libra.pipeline.view.text import explained
 from libra.pipeline.view.view import View
 from libra.resources.handles import BatchHandle
 from libra.resources.weights import reap_weight_directories
@@ -71,7 +72,7 @@ async def _train(
         view.emit(RunEnded(time.time(), "interrupted"))
         raise
     except BaseException as error:
-        view.emit(RunEnded(time.time(), "failed", str(error)))
+        view.emit(RunEnded(time.time(), "failed", explained(error)))
         raise
     finally:
         view.close()

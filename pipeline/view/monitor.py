@@ -21,11 +21,11 @@ _RATE_WINDOW = 30.0
 
 
 class Heldout(TypedDict):
-    """One held-out evaluation."""
+    """One held-out evaluation; ``reward`` is None if all its tasks failed."""
 
     version: int
     when: str
-    reward: float
+    reward: float | None
     tasks: int
     failures: int
     seconds: float

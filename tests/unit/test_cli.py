@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,38 @@ def test_other_errors_exit_with_1(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("libra: ")
     assert "is not a run folder" in result.stderr
+
+
+def raised_by_a_command(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Result:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("libra.pipeline.config.load_config", broken)
+    return libra("config", "show", "scripted")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/run"),
+            "/x/run: No space left on device; free some space",
+        ),
+        (OSError(errno.EACCES, "Permission denied", "/root/x"), "/root/x: Permission denied; allow this user to use"),
+        (FileExistsError(errno.EEXIST, "File exists", "/a"), "/a: File exists; check the path"),
+        (
+            ValueError("red \x1b[31m\nand more"),
+            "unexpected ValueError: red ␛[31m and more; --debug shows the traceback",
+        ),
+        (KeyError(), "unexpected KeyError; --debug"),
+    ],
+)
+def test_an_error_of_any_kind_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+    result = raised_by_a_command(monkeypatch, error)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"libra: {words}")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 @pytest.mark.parametrize("where", [("--debug", "config", "show"), ("config", "show", "--debug")])
@@ -97,6 +130,45 @@ def test_libra_is_a_subcommand_of_dask(tmp_path: Path) -> None:
 
 def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     assert script("--version", cwd=tmp_path).stdout.strip() == "libra, version 0.1.0"
+
+
+# -- the report after a run --------------------------------------------------------------------------
+
+
+def ended_by(monkeypatch: pytest.MonkeyPatch, error: Exception, *arguments: str) -> Result:
+    """``libra train`` whose run raises ``error`` as it begins."""
+
+    def fit(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("libra.pipeline.api.Run.fit", fit)
+    return libra("train", "scripted", *arguments)
+
+
+def test_a_report_that_fails_never_hides_why_the_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_run(tmp_path / "run", steps=1, groups=1, members=2, finish=False)
+
+    def broken(_: Path) -> Path:
+        raise TypeError("float() argument must be\na number \x1b[31m")
+
+    monkeypatch.setattr("libra.pipeline.commands.train.write_report", broken)
+    result = ended_by(monkeypatch, StoreError("the real reason"), "--resume", f"run_dir={tmp_path / 'run'}")
+    assert result.exit_code == 1
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith("warning: no report: unexpected TypeError: float() argument must be a number ␛[31m")
+    assert error == "libra: the real reason"
+
+
+def test_a_folder_that_another_process_is_training_gets_no_report_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", steps=1, groups=1, members=2, finish=False)
+    with RunLock.acquire(run.path, "training"):
+        result = ended_by(monkeypatch, StoreError("in use"), "--resume", f"run_dir={run.path}")
+    assert result.exit_code == 1
+    assert "in use by process" in result.stderr
+    assert "starting" not in result.stdout
+    assert not run.report.exists()
 
 
 # -- what becomes of a run folder that is there ----------------------------------------------------

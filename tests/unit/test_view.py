@@ -174,6 +174,20 @@ def test_the_summary_counts_everything_once() -> None:
     assert sum(summary["idle"]["train"].values()) == pytest.approx(1.0)
 
 
+def test_an_evaluation_whose_tasks_all_failed_has_no_reward(tmp_path: Path) -> None:
+    events = [
+        STORY[0],
+        happened.EvalFinished(START + 4, 0, "before", None, 0, 8, 2.0),
+        happened.RunEnded(START + 5, "failed", "all is lost"),
+    ]
+    assert "no held-out reward at step 0: all 8 tasks failed" in plain_output(events, tmp_path)
+    monitor, records = told(events)
+    assert records[0]["reward"] is None
+    assert monitor.summary()["heldout_before"] is None
+    console = Console(file=io.StringIO(), width=100)
+    console.print(panel(monitor))
+
+
 def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     view = View(tmp_path)
     view.monitor = RunMonitor(START)

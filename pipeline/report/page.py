@@ -107,13 +107,14 @@ def _transcripts(data: ReportData) -> str:
         return '<p class="none">no batch has been committed</p>'
     parts = []
     for index, one in enumerate(data.transcripts):
+        reward = "–" if one.reward is None else text(one.reward)
         blocks = "".join(
             f'<div class="turn {block.kind}"><small><b>{block.kind}</b> · {block.tokens} tokens'
             f"{''.join(f' · {text(fact)}' for fact in block.facts)}</small><pre>{text(block.text)}</pre></div>"
             for block in one.blocks
         )
         head = (
-            f"<b>step {one.version + 1}, {text(one.why)}</b> · reward {'–' if one.reward is None else one.reward} · ended by {text(one.end)} · "
+            f"<b>step {one.version + 1}, {text(one.why)}</b> · reward {reward} · ended by {text(one.end)} · "
             f"{one.length:,} tokens · {text(one.id)}"
         )
         task = f'<details class="task"><summary>task</summary><pre>{text(one.task)}</pre></details>'

@@ -18,8 +18,8 @@ from libra.resources.batches import BatchReader
 from libra.resources.errors import LibraError, StoreError
 from libra.resources.types import Tokens, ToolReturn, Trajectory
 from libra.tasks.child.host import error_text
+from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment, EnvironmentConfig
-from libra.tasks.registry import environment_class
 
 Decode = Callable[[Tokens], str]
 TOKENIZER_FILE = "tokenizer.json"
@@ -152,7 +152,7 @@ def _decoder(config: dict[str, Any], folder: RunFolder, problems: list[str]) -> 
     tokenizer = folder.tokenizer / TOKENIZER_FILE
     try:
         environment = EnvironmentConfig(**config["environment"])
-        made = environment_class(environment.kind)(environment, str(tokenizer), int(config["seed"]))
+        made = calls.make_environment(environment, str(tokenizer), int(config["seed"]))
         return rendered_by(made)
     except Exception as error:  # noqa: BLE001 - a user's environment may raise anything; the report does without
         why = str(error) if isinstance(error, LibraError) else repr(error)

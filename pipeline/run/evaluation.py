@@ -17,6 +17,7 @@ from libra.pipeline.run.play import Hooks, Player, grow_draft
 from libra.pipeline.run.waits import Emit
 from libra.pipeline.view.events import EvalFinished
 from libra.resources.types import Trajectory, TrajectoryId
+from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment
 
 When = Literal["before", "during", "after"]
@@ -57,15 +58,15 @@ async def evaluate(
 
 
 def _draft(environment: Environment, ident: TrajectoryId, version: int, max_turns: int) -> Draft:
-    size = environment.prompts("heldout")
+    size = calls.prompts(environment, "heldout")
     prompt = ident.member if size is None else ident.member % size
-    task = environment.task("heldout", prompt)
+    task, tokens = calls.opening(environment, "heldout", prompt)
     return Draft(
         id=ident,
         prompt=prompt,
         epoch=0,
         task=task,
-        prompt_tokens=environment.reset(task),
+        prompt_tokens=tokens,
         oldest=version,
         max_turns=max_turns,
         started=time.time(),

@@ -14,6 +14,7 @@ from distributed import Client
 
 from libra.pipeline.config import RunConfig, to_plain
 from libra.pipeline.run.cluster import connected
+from libra.pipeline.run.prepare import check_config, prepare
 from libra.pipeline.run.session import Started, run_session
 from libra.pipeline.run.state import MAY_DIFFER, RunState
 from libra.pipeline.store.lock import RunLock
@@ -46,6 +47,8 @@ async def train(
     whatever happens, the folder can be resumed and nothing of the run is left behind on the cluster.
     """
     reap_weight_directories()
+    if not resume:
+        check_config(config)
     plain = to_plain(config)
     folder = RunFolder.resume(config.run_dir, plain, MAY_DIFFER) if resume else RunFolder.create(config.run_dir, plain)
     # Before the view opens its files: a folder that another process is writing to is left alone.
@@ -58,6 +61,7 @@ async def _train(
 ) -> RunResult:
     view = View(config.run_dir, display, resume)
     try:
+        prepared = await asyncio.to_thread(prepare, config, folder.tokenizer)
         async with (
             opened(config, folder, resume, view) as state,
             connected(config, client, state.folder.logs) as cluster,
@@ -65,7 +69,7 @@ async def _train(
             version = state.books.ledger.version
             run_dir, dashboard = str(config.run_dir), cluster.dashboard
             view.emit(RunStarted(time.time(), config.name, run_dir, config.steps, version, dashboard))
-            await run_session(config, state, cluster.client, view.emit, started)
+            await run_session(config, state, prepared, cluster.client, view.emit, started)
             batches = tuple(BatchHandle(version, path, {}) for version, path in _stored(state.folder, config.steps))
         view.emit(RunEnded(time.time(), "finished"))
     except asyncio.CancelledError:

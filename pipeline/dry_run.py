@@ -21,7 +21,7 @@ import psutil
 from libra.pipeline.checks import Check
 from libra.pipeline.config import RunConfig
 from libra.pipeline.run.prepare import check_inline, check_model, check_tokenizer, make_tokenizer_file
-from libra.pipeline.run_folders import finished, progress
+from libra.pipeline.run_folders import finished, has_begun, progress
 from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import IDENTITY_FILE
 from libra.pipeline.view.lines import count
@@ -175,6 +175,8 @@ def _run_folder(config: RunConfig, *, resume: bool, fresh: bool) -> Check:
         what = "a finished run" if finished(path) else f"an unfinished run ({progress(path)})"
         if resume:
             return Check("run folder", "ok", f"{path} holds {what}: --resume goes on with it")
+        if not has_begun(path):
+            return Check("run folder", "ok", f"{path} holds a run that never began, which would be moved aside")
         if fresh or finished(path):
             return Check("run folder", "ok", f"{path} holds {what}, which would be moved aside")
         return Check("run folder", "missing", f"{path} holds {what}", "--resume, --fresh, or name=<another>")

@@ -12,7 +12,9 @@ import click
 from libra.pipeline.api import Run
 from libra.pipeline.config import RunConfig, load_config
 from libra.pipeline.report import write_report
-from libra.pipeline.run_folders import make_way
+from libra.pipeline.run.prepare import check_config
+from libra.pipeline.run.train import nothing_left
+from libra.pipeline.run_folders import has_begun, make_way
 from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import IDENTITY_FILE
 from libra.pipeline.view.text import explained, one_line, visible
@@ -28,9 +30,15 @@ def train(path: str, overrides: Sequence[str], *, resume: bool, fresh: bool) -> 
     # A lost scheduler is one message of ours; Dask's own words on it are tracebacks of attempts to reconnect.
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)
     tune()
+    if resume and config.run_dir.exists() and nothing_left(config) is not None:
+        click.echo(f"{config.name} is finished: all its {config.steps} steps are trained; steps=<more> goes on with it")
+        return
+    if not resume:
+        check_config(config)
+    earlier = "the earlier run" if has_begun(config.run_dir) else "an earlier try, which never began,"
     moved = make_way(config.run_dir, resume=resume, fresh=fresh)
     if moved:
-        click.echo(f"the earlier run in {config.run_dir} is now in {moved}")
+        click.echo(visible(f"{earlier} in {config.run_dir} is now in {moved}"))
     where = config.cluster.scheduler or "a local cluster"
     click.echo(f"starting {config.name} on {visible(where)}; Ctrl-C ends it, --resume goes on")
     try:

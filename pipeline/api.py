@@ -69,8 +69,9 @@ class Run:
     def fit(self) -> RunResult:
         """Train every step that is left, and return what came of it. Raises the error that ended the run."""
         result = self._start()
-        self._steps = self.config.steps - self._until_started().loop.begins_at
-        self._allow(self.config.steps)
+        if (started := self._until_started()) is not None:
+            self._steps = self.config.steps - started.loop.begins_at
+            self._allow(started, self.config.steps)
         return result.result()
 
     def step(self) -> Future:
@@ -80,13 +81,13 @@ class Run:
         """
         self._start()
         started = self._until_started()
-        version = started.loop.begins_at + self._steps
-        if version >= self.config.steps:
+        version = self.config.steps if started is None else started.loop.begins_at + self._steps
+        if started is None or version >= self.config.steps:
             raise ClusterError(
                 f"the run has {self.config.steps} steps and all are asked for; raise steps, or stop here"
             )
         self._steps += 1
-        self._allow(version + 1)
+        self._allow(started, version + 1)
         key = str(TaskKey("step", version, started.run, "batch"))
         blob = pack({"run": started.run, "version": version})
         return started.client.submit(step_body, blob, key=key, pure=False)
@@ -140,16 +141,15 @@ class Run:
             loop.allow(loop.begins_at)
         self._started.set_result(_Started(loop, client, run))
 
-    def _until_started(self) -> _Started:
-        """The running loop; the error of a run that ended before it began."""
+    def _until_started(self) -> _Started | None:
+        """The running loop; None if a resumed run had nothing left to do; the error of a run that did not begin."""
         assert self._result is not None
         while not self._started.done():
             if self._result.done():
                 self._result.result()
-                raise ClusterError("the run ended before its first step")
+                return None
             threading.Event().wait(0.02)
         return self._started.result()
 
-    def _allow(self, version: int) -> None:
-        started = self._until_started()
+    def _allow(self, started: _Started, version: int) -> None:
         self._event_loop().call_soon_threadsafe(started.loop.allow, version)

@@ -1,12 +1,13 @@
 """The command line: ``libra`` and ``dask libra``.
 
-Invariants: help needs neither torch nor distributed (commands import what they run when they run); an error of this
-system is one message on standard error without a traceback (unless ``--debug``), with exit code 2 for a wrong config or
-command line, 1 for everything else and 130 for Ctrl-C.
+Invariants: help needs neither torch nor distributed (commands import what they run when they run); an error, whatever
+its kind, is one message on standard error without a traceback or a control character (unless ``--debug``), with exit
+code 2 for a wrong config or command line, 1 for everything else and 130 for Ctrl-C.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,14 @@ class _Commands(click.Group):
             _end(ctx, str(error), EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR)
         except KeyboardInterrupt:
             _end(ctx, "interrupted; what had finished is kept, and --resume goes on from there", EXIT_INTERRUPTED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # whoever reads our output has gone: click ends in silence
+            from libra.pipeline.view.text import explained
+
+            _end(ctx, explained(error), EXIT_ERROR)
 
 
 def _end(ctx: click.Context, message: str, code: int) -> None:

@@ -16,10 +16,10 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 from pydantic_core import PydanticCustomError
 
 from libra.pipeline.config_checks import cross_check
-from libra.pipeline.config_errors import did_you_mean, explain
 from libra.pipeline.config_yaml import dump, parse_mapping, plain
 from libra.pipeline.overrides import apply_overrides
 from libra.resources.config import Bytes, Config, Seconds
+from libra.resources.config_errors import did_you_mean, explain
 from libra.resources.errors import ConfigError
 from libra.resources.tags import Role
 from libra.scheduler_plugin.planner.online import OnlineConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from libra.pipeline.config_errors import did_you_mean
+from libra.resources.config_errors import did_you_mean
 from libra.tasks.engines.vllm_options import vllm_problems
 from libra.tasks.registry import Seam, kinds
 

@@ -20,17 +20,19 @@ import psutil
 
 from libra.pipeline.checks import Check
 from libra.pipeline.config import RunConfig
-from libra.pipeline.run.spec import check_inline, make_tokenizer_file
-from libra.pipeline.run_folders import finished, progress
+from libra.pipeline.run.prepare import check_inline, check_model, check_tokenizer, make_tokenizer_file
+from libra.pipeline.run_folders import finished, has_begun, progress
+from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import IDENTITY_FILE
 from libra.pipeline.view.lines import count
 from libra.resources.cluster.attach import attached
 from libra.resources.cluster.local import PRELOAD
 from libra.resources.errors import ClusterError, ConfigError, LibraError
+from libra.resources.types import Stream
 from libra.scheduler_plugin.planner.online import Online, WorkerDevice
 from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.roles import Duty
-from libra.tasks.envs.base import Environment
+from libra.tasks.envs import calls
 from libra.tasks.registry import environment_class
 from libra.tasks.train import cache_directory
 
@@ -47,12 +49,13 @@ def examine_run(config: RunConfig, *, resume: bool, fresh: bool) -> list[Check]:
     checks = [_model(config), *_cache(config), _policy(config), *_planner(config)]
     with tempfile.TemporaryDirectory(prefix="libra-dry-run-") as folder:
         try:
-            environment = environment_class(config.environment.kind)
+            environment_class(config.environment.kind)
         except ConfigError as error:
-            checks.append(Check(f"environment {config.environment.kind}", "missing", str(error)))
+            mend = "environment.kind=<a shipped kind, or the import path of one that can be imported here>"
+            checks.append(Check(f"environment {config.environment.kind}", "missing", str(error), mend))
         else:
-            tokenizer, found = _tokenizer(config, environment, Path(folder))
-            checks += [found, _environment(config, environment, tokenizer)]
+            tokenizer, found = _tokenizer(config, Path(folder))
+            checks += [found, _environment(config, tokenizer)]
             checks += _kinds(config, tokenizer, Path(folder))
     checks += [_run_folder(config, resume=resume, fresh=fresh), _memory(config)]
     if config.cluster.scheduler is not None:
@@ -60,17 +63,13 @@ def examine_run(config: RunConfig, *, resume: bool, fresh: bool) -> list[Check]:
     return checks
 
 
-def _tokenizer(config: RunConfig, environment: type[Environment], folder: Path) -> tuple[Path | None, Check]:
+def _tokenizer(config: RunConfig, folder: Path) -> tuple[Path | None, Check]:
     mend = "tokenizer=<path of a tokenizer.json>"
     try:
-        path = make_tokenizer_file(config, environment, folder)
-        from tokenizers import Tokenizer
-
-        size = Tokenizer.from_file(str(path)).get_vocab_size()
+        path = make_tokenizer_file(config, folder)
+        size = check_tokenizer(path, "tokenizer")
     except LibraError as error:
         return None, Check("tokenizer", "missing", str(error), mend)
-    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exception on a damaged file
-        return None, Check("tokenizer", "missing", f"cannot be read: {error}", mend)
     origin = config.tokenizer or config.trainer.model or f"the environment {config.environment.kind}"
     return path, Check("tokenizer", "ok", f"{count(size)} tokens, from {origin}")
 
@@ -78,13 +77,11 @@ def _tokenizer(config: RunConfig, environment: type[Environment], folder: Path) 
 def _model(config: RunConfig) -> Check:
     if config.trainer.model is None:
         return Check("model", "ok", f"none given: the trainer ({config.trainer.kind}) makes its own")
-    folder, mend = Path(config.trainer.model), "trainer.model=<a Hugging Face checkpoint directory>"
-    if not folder.is_dir():
-        return Check("model", "missing", f"the directory {folder} does not exist", mend)
-    if not (folder / "config.json").is_file():
-        return Check("model", "missing", f"{folder} holds no config.json", mend)
-    if not any(folder.glob("*.safetensors")):
-        return Check("model", "missing", f"{folder} holds no *.safetensors", mend)
+    folder = Path(config.trainer.model)
+    try:
+        check_model(config)
+    except ConfigError as error:
+        return Check("model", "missing", str(error), "trainer.model=<a Hugging Face checkpoint directory>")
     return Check("model", "ok", f"{folder}: {count(_model_bytes(folder) / 2**20)} MiB of weights")
 
 
@@ -129,19 +126,19 @@ def _planner(config: RunConfig) -> Iterator[Check]:
     yield Check("planner", "ok", f"replans {planner.model.name} on {len(workers)} workers; costs: {costs}")
 
 
-def _environment(config: RunConfig, kind: type[Environment], tokenizer: Path | None) -> Check:
+def _environment(config: RunConfig, tokenizer: Path | None) -> Check:
     """Make the environment and the first prompt of both streams."""
     name, settings = f"environment {config.environment.kind}", config.environment
     if tokenizer is None:
         return Check(name, "warn", "not made: there is no tokenizer")
     try:
-        environment = kind(settings, str(tokenizer), config.seed)
+        environment = calls.make_environment(settings, str(tokenizer), config.seed)
         check_inline(config, environment)
-        lengths = [len(environment.reset(environment.task(stream, 0))) for stream in ("train", "heldout")]
+        streams: tuple[Stream, ...] = ("train", "heldout")
+        calls.prompts(environment, "train")
+        lengths = [len(calls.opening(environment, stream, 0)[1]) for stream in streams]
     except LibraError as error:
         return Check(name, "missing", str(error))
-    except Exception as error:  # noqa: BLE001 - a user's environment may raise anything; the dry run shows it
-        return Check(name, "missing", f"{type(error).__name__}: {error}", "libra train … --debug shows where")
     room = config.engine.max_context - settings.max_turn_tokens
     if max(lengths) > room:
         detail = (
@@ -187,9 +184,14 @@ def _kinds(config: RunConfig, tokenizer: Path | None, folder: Path) -> Iterator[
 def _run_folder(config: RunConfig, *, resume: bool, fresh: bool) -> Check:
     path = config.run_dir
     if (path / IDENTITY_FILE).is_file():
+        if (holder := RunLock.holder(path)) is not None:
+            mend = "wait for it to end, end it, or name=<another>"
+            return Check("run folder", "missing", f"{path} is in use by {holder}", mend)
         what = "a finished run" if finished(path) else f"an unfinished run ({progress(path)})"
         if resume:
             return Check("run folder", "ok", f"{path} holds {what}: --resume goes on with it")
+        if not has_begun(path):
+            return Check("run folder", "ok", f"{path} holds a run that never began, which would be moved aside")
         if fresh or finished(path):
             return Check("run folder", "ok", f"{path} holds {what}, which would be moved aside")
         return Check("run folder", "missing", f"{path} holds {what}", "--resume, --fresh, or name=<another>")

@@ -8,17 +8,19 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
+from libra.pipeline.store.journal import read_journal
 from libra.pipeline.store.lock import RunLock
-from libra.pipeline.store.run_folder import RunFolder
+from libra.pipeline.store.run_folder import IDENTITY_FILE, RunFolder
 from libra.pipeline.view.files import read_metrics, read_summary
+from libra.resources.durable import TEMPORARY
 from libra.resources.errors import StoreError
 
 
 def make_way(path: Path, *, resume: bool, fresh: bool) -> Path | None:
     """Make the run folder ``path`` free for a new run, or ready to be resumed.
 
-    A finished run is moved aside to ``<path>.1``, ``.2`` …; an unfinished one is only if ``fresh`` says so. Returns
-    where it went, or None if nothing was moved. `StoreError` says what to do otherwise.
+    A run that has finished, or that never began, is moved aside to ``<path>.1``, ``.2`` …; another one only if
+    ``fresh`` says so. Returns where it went, or None if nothing was moved. `StoreError` says what to do otherwise.
     """
     if not path.exists():
         if resume:
@@ -26,11 +28,13 @@ def make_way(path: Path, *, resume: bool, fresh: bool) -> Path | None:
         return None
     if resume:
         RunFolder.open(path)
+        RunLock.check_free(path)
         return None
     if path.is_dir() and not any(path.iterdir()):
         return None
     RunFolder.open(path)  # anything else there is not ours to move
-    if not fresh and not finished(path):
+    RunLock.check_free(path)
+    if not fresh and not finished(path) and has_begun(path):
         raise StoreError(
             f"{path} holds an unfinished run ({progress(path)}): --resume goes on with it, --fresh moves it aside and "
             "starts anew, name=<another> gives the new run another folder"
@@ -41,6 +45,22 @@ def make_way(path: Path, *, resume: bool, fresh: bool) -> Path | None:
 def finished(path: Path) -> bool:
     """Whether the run in ``path`` has come to its last step."""
     return read_summary(path).get("outcome") == "finished"
+
+
+def has_begun(path: Path) -> bool:
+    """Whether a run in ``path`` has anything to lose: a step, an evaluation, a checkpoint, a journaled event."""
+    if not (path / IDENTITY_FILE).is_file():
+        return False
+    metrics, folder = read_metrics(path), RunFolder.open(path)
+    if metrics.steps or metrics.evaluations or metrics.damaged:
+        return True
+    kept = [*folder.trajectories.glob("*"), *folder.checkpoints.glob("*")]
+    if any(TEMPORARY not in entry.name for entry in kept):
+        return True
+    try:
+        return bool(read_journal(folder.journal).records)
+    except StoreError:
+        return True  # damaged: it held something
 
 
 def progress(path: Path) -> str:

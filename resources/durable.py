@@ -49,15 +49,27 @@ def sync_tree(directory: Path) -> None:
 def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write a small file whole: under a temporary name, fsync, rename, fsync the directory."""
     temporary = path.with_name(f"{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
+    with naming(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_path(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An ``OSError`` of the block that names no file (a write to a full disk names none) names ``path``."""
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_path(path.parent)
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager
@@ -69,8 +81,9 @@ def written_whole(path: Path, mode: int = 0o777) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
     temporary.mkdir(mode=mode)
     try:
-        yield temporary
-        sync_tree(temporary)
+        with naming(path):
+            yield temporary
+            sync_tree(temporary)
         try:
             temporary.rename(path)
         except OSError as error:
@@ -163,6 +176,22 @@ class HeldLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(text).encode(), 0)
         return cls(path, descriptor)
+
+    @staticmethod
+    def taken(path: Path) -> bool:
+        """Whether a process holds the lock now. Writes nothing, and needs no more than the right to read. Raises
+        ``OSError`` if that is missing."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def release(self) -> None:
         """Give the lock up; the file stays. A second call does nothing."""

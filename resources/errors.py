@@ -15,6 +15,10 @@ class ConfigError(LibraError):
     """A config is wrong: the message names the key, the value and what would do."""
 
 
+class BrokenEnvironmentError(LibraError):
+    """An environment raised, or returned what no environment may, where no trajectory could be blamed."""
+
+
 class ClusterError(LibraError):
     """The cluster cannot run this: no plugin, no workers of a role, a claim held by another run, a lost scheduler."""
 

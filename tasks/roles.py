@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from libra.resources import tags
 from libra.resources.types.run import RunSpec
+from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment, EnvironmentConfig
-from libra.tasks.registry import environment_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +78,4 @@ class Role(ABC):
 
 def make_environment(spec: RunSpec) -> Environment:
     """The run's environment. `ConfigError` if there is no such kind or its options are wrong."""
-    config = EnvironmentConfig(**spec.environment)
-    return environment_class(config.kind)(config, spec.tokenizer, spec.seed)
+    return calls.make_environment(EnvironmentConfig(**spec.environment), spec.tokenizer, spec.seed)

@@ -89,11 +89,11 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A held-out evaluation ended: mean reward over the tasks that have one."""
+    """A held-out evaluation ended: mean reward over the tasks that have one; None if none has."""
 
     round: int
     version: int
-    reward: float
+    reward: float | None
     tasks: int
     failures: int
 

@@ -26,7 +26,7 @@ from libra.pipeline.config import RunConfig
 from libra.pipeline.profile.engine import MeasuredEngine, Prefilled
 from libra.pipeline.profile.meter import Clock, two_cores
 from libra.pipeline.profile.trainer import MeasuredTrainer
-from libra.pipeline.run.spec import make_tokenizer_file
+from libra.pipeline.run.prepare import make_tokenizer_file
 from libra.resources.calibration import (
     DecodePoint,
     Fit,
@@ -45,7 +45,6 @@ from libra.resources.cost_model.training import TrainingFactors
 from libra.resources.errors import ConfigError
 from libra.resources.specs import HardwareSpec, ModelSpec, load_model, model_from_hf
 from libra.resources.types import WeightVersion
-from libra.tasks.registry import environment_class
 from libra.tasks.train import cache_directory
 
 Say = Callable[[str], None]
@@ -151,7 +150,7 @@ class Subject:
     def tokenizer(self) -> Path:
         """The run's tokenizer, made if need be."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        return make_tokenizer_file(self.config, environment_class(self.config.environment.kind), self.folder)
+        return make_tokenizer_file(self.config, self.folder)
 
     async def trainer(self, micro_batch_tokens: int | None = None) -> MeasuredTrainer:
         """Its trainer, at version 0."""

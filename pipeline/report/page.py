@@ -13,7 +13,7 @@ import yaml
 from libra.pipeline.report import sections
 from libra.pipeline.report.data import ReportData, collect
 from libra.pipeline.report.style import style_sheet
-from libra.pipeline.view.lines import duration
+from libra.pipeline.view.lines import duration, mean_reward
 from libra.pipeline.view.text import visible
 from libra.resources.durable import write_file
 
@@ -86,7 +86,7 @@ def _tiles(summary: Mapping[str, Any], data: ReportData) -> str:
     seconds = summary.get("wall_seconds")
     steps = f"{whole('steps')} / {data.config.get('steps', '–')}"
     tiles = [
-        (f"{_reward(before)} → {_reward(after)}", "held-out reward"),
+        (f"{mean_reward(before)} → {mean_reward(after)}", "held-out reward"),
         (duration(seconds) if seconds is not None else "–", "wall time"),
         (steps, "steps"),
         (whole("trajectories"), "trajectories"),
@@ -102,22 +102,19 @@ def _tile(value: str, label: str) -> str:
     return f'<div class="tile"><b>{text(value)}</b><span>{text(label)}</span></div>'
 
 
-def _reward(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
 def _transcripts(data: ReportData) -> str:
     if not data.transcripts:
         return '<p class="none">no batch has been committed</p>'
     parts = []
     for index, one in enumerate(data.transcripts):
+        reward = "–" if one.reward is None else text(one.reward)
         blocks = "".join(
             f'<div class="turn {block.kind}"><small><b>{block.kind}</b> · {block.tokens} tokens'
             f"{''.join(f' · {text(fact)}' for fact in block.facts)}</small><pre>{text(block.text)}</pre></div>"
             for block in one.blocks
         )
         head = (
-            f"<b>step {one.version + 1}, {text(one.why)}</b> · reward {text(one.reward)} · ended by {text(one.end)} · "
+            f"<b>step {one.version + 1}, {text(one.why)}</b> · reward {reward} · ended by {text(one.end)} · "
             f"{one.length:,} tokens · {text(one.id)}"
         )
         task = f'<details class="task"><summary>task</summary><pre>{text(one.task)}</pre></details>'

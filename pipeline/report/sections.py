@@ -38,7 +38,8 @@ _CAUSE_COLORS = (2, 1, 4, 7, 5, 8)
 
 def reward(data: ReportData) -> str:
     """Mean reward of each batch, its exponential mean, and the held-out evaluations."""
-    heldout = [(float(point["version"]), float(point["reward"])) for point in data.metrics.evaluations]
+    rewarded = (point for point in data.metrics.evaluations if point["reward"] is not None)
+    heldout = [(float(point["version"]), float(point["reward"])) for point in rewarded]
     series = [
         Series("batch", _measure(data, "reward"), 1, "dots", faint=True),
         Series("batch, exponential mean", _measure(data, "reward_ema"), 1),
@@ -52,11 +53,18 @@ def reward(data: ReportData) -> str:
 
 def reward_lead(data: ReportData) -> str:
     """The held-out evaluations in words."""
-    points = [f"{point['reward']:.3f} at step {point['version']}" for point in data.metrics.evaluations]
-    if not points:
+    evaluations = data.metrics.evaluations
+    if not evaluations:
         return "No held-out evaluation."
-    tasks = data.metrics.evaluations[-1]["tasks"]
-    return f"Held-out reward, the mean over {tasks} tasks sampled once each: {', '.join(points)}."
+    points = [
+        f"all {point['failures']} tasks failed at step {point['version']}"
+        if point["reward"] is None
+        else f"{point['reward']:.3f} at step {point['version']}"
+        for point in evaluations
+    ]
+    tasks = max(point["tasks"] for point in evaluations)
+    over = f", the mean over {tasks} tasks sampled once each" if tasks else ""
+    return f"Held-out reward{over}: {', '.join(points)}."
 
 
 def lengths(data: ReportData) -> str:

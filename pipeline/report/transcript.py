@@ -17,8 +17,9 @@ from libra.pipeline.store.run_folder import RunFolder
 from libra.resources.batches import BatchReader
 from libra.resources.errors import LibraError, StoreError
 from libra.resources.types import Tokens, ToolReturn, Trajectory
-from libra.tasks.envs.base import EnvironmentConfig
-from libra.tasks.registry import environment_class
+from libra.tasks.child.host import error_text
+from libra.tasks.envs import calls
+from libra.tasks.envs.base import Environment, EnvironmentConfig
 
 Decode = Callable[[Tokens], str]
 TOKENIZER_FILE = "tokenizer.json"
@@ -134,13 +135,25 @@ def _tool_facts(tool: ToolReturn | None) -> tuple[str, ...]:
     return (call, f"{state.type}, {state.status}, size class {state.size}", f"{1000 * tool.seconds:.1f} ms")
 
 
+def rendered_by(environment: Environment) -> Decode:
+    """The environment's `render`; where it fails, its words stand in place of the text."""
+
+    def decode(tokens: Tokens) -> str:
+        try:
+            return str(environment.render(tokens))
+        except Exception as error:  # noqa: BLE001 - a user's environment may raise anything; the report goes on
+            return f"cannot be rendered: {error_text(error)}"
+
+    return decode
+
+
 def _decoder(config: dict[str, Any], folder: RunFolder, problems: list[str]) -> Decode:
     """The environment's rendering; without the environment its tokenizer's; without that, the ids."""
     tokenizer = folder.tokenizer / TOKENIZER_FILE
     try:
         environment = EnvironmentConfig(**config["environment"])
-        made = environment_class(environment.kind)(environment, str(tokenizer), int(config["seed"]))
-        return made.render
+        made = calls.make_environment(environment, str(tokenizer), int(config["seed"]))
+        return rendered_by(made)
     except Exception as error:  # noqa: BLE001 - a user's environment may raise anything; the report does without
         why = str(error) if isinstance(error, LibraError) else repr(error)
         problems.append(f"the environment cannot be made here ({why}): trajectories are decoded without it")

@@ -17,6 +17,7 @@ from libra.pipeline.run.play import Hooks, Player, grow_draft
 from libra.pipeline.run.waits import Emit
 from libra.pipeline.view.events import EvalFinished
 from libra.resources.types import Trajectory, TrajectoryId
+from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment
 
 When = Literal["before", "during", "after"]
@@ -49,7 +50,7 @@ async def evaluate(
     async with asyncio.TaskGroup() as group:
         playing = [group.create_task(one(draft)) for draft in drafts]
     rewards = [t.reward for task in playing if (t := task.result()).reward is not None]
-    mean = sum(rewards) / len(rewards) if rewards else float("nan")
+    mean = sum(rewards) / len(rewards) if rewards else None
     failures = tasks - len(rewards)
     now = time.time()
     emit(EvalFinished(now, version, when, mean, len(rewards), failures, now - started))
@@ -57,15 +58,15 @@ async def evaluate(
 
 
 def _draft(environment: Environment, ident: TrajectoryId, version: int, max_turns: int) -> Draft:
-    size = environment.prompts("heldout")
+    size = calls.prompts(environment, "heldout")
     prompt = ident.member if size is None else ident.member % size
-    task = environment.task("heldout", prompt)
+    task, tokens = calls.opening(environment, "heldout", prompt)
     return Draft(
         id=ident,
         prompt=prompt,
         epoch=0,
         task=task,
-        prompt_tokens=environment.reset(task),
+        prompt_tokens=tokens,
         oldest=version,
         max_turns=max_turns,
         started=time.time(),

@@ -42,6 +42,7 @@ from libra.resources.batches import write_batch
 from libra.resources.codec import array_bytes
 from libra.resources.errors import DeadlineError, LibraError
 from libra.resources.types import TrajectoryId, WeightVersion
+from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment
 
 WATCH_SECONDS = 1.0
@@ -210,9 +211,9 @@ class RunLoop:
     def _admit_group(self) -> None:
         ordinal = self._ledger.admitted
         epoch, prompt = self._prompts.place(ordinal)
-        task = self._p.environment.task("train", prompt)
-        tokens = array_bytes(self._p.environment.reset(task), np.int32)
-        self._books.record(Admitted(ordinal, epoch, prompt, task, tokens, self._ledger.installed, time.time()))
+        task, tokens = calls.opening(self._p.environment, "train", prompt)
+        packed = array_bytes(tokens, np.int32)
+        self._books.record(Admitted(ordinal, epoch, prompt, task, packed, self._ledger.installed, time.time()))
         for draft in list(self._ledger.groups[ordinal].drafts.values()):
             self._start(draft)
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from libra.resources.errors import ConfigError
 from libra.resources.rng import generator
+from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment
 
 
@@ -17,7 +18,7 @@ class PromptOrder:
     """Endless prompts for groups 0, 1, …: epochs over a finite set, each in its own order, or an endless stream."""
 
     def __init__(self, environment: Environment, seed: int) -> None:
-        self._size, self._seed = environment.prompts("train"), seed
+        self._size, self._seed = calls.prompts(environment, "train"), seed
         if self._size is not None and self._size < 1:
             raise ConfigError(f"the environment has {self._size} training prompts; it needs at least 1")
         self._order = lru_cache(maxsize=2)(self._shuffled)

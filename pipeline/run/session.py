@@ -24,7 +24,8 @@ from libra.pipeline.driver.transport import Transport
 from libra.pipeline.run.fleet import Fleet
 from libra.pipeline.run.loop import Parts, RunLoop, first_error
 from libra.pipeline.run.play import Player, PlayRules
-from libra.pipeline.run.spec import check_inline, make_spec, make_tokenizer_file
+from libra.pipeline.run.prepare import Prepared
+from libra.pipeline.run.spec import make_spec
 from libra.pipeline.run.state import RunState
 from libra.pipeline.run.training import TrainingSide
 from libra.pipeline.run.waits import Emit, waiting
@@ -37,7 +38,6 @@ from libra.resources.types.run import RunSpec
 from libra.resources.weights import prune_weights, release_weight_directory, weight_directory
 from libra.scheduler_plugin.replanning import record_row
 from libra.scheduler_plugin.simulation.traces import trace_of
-from libra.tasks.registry import environment_class
 
 Started = Callable[[RunLoop, Client, str], None]
 """Called with the loop, the client and the run's id once the loop is about to run."""
@@ -81,7 +81,10 @@ async def claimed(
         yield scheduler, reply["token"]
     finally:
         if client.status == "running":
-            await asyncio.shield(scheduler.call(wire.RELEASE))
+            releasing = asyncio.ensure_future(scheduler.call(wire.RELEASE))
+            # A run that is ended meanwhile waits no longer; its cluster goes too, and nobody asks what became of this.
+            releasing.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.shield(releasing)
 
 
 @asynccontextmanager
@@ -109,16 +112,15 @@ def make_transport(client: Client, public_api: bool) -> Transport:
     return dask_private.StreamTransport(client) if fast else TopicTransport(client)
 
 
-async def run_session(config: RunConfig, state: RunState, client: Client, emit: Emit, started: Started) -> None:
+async def run_session(
+    config: RunConfig, state: RunState, prepared: Prepared, client: Client, emit: Emit, started: Started
+) -> None:
     """Run ``state`` on ``client``'s cluster until its last step; ``started`` gets the loop once it is about to run.
 
     Raises the error that ended the run; the state stays open (its owner closes it).
     """
-    environment_type = environment_class(config.environment.kind)
-    tokenizer = make_tokenizer_file(config, environment_type, state.folder.tokenizer)
-    environment = environment_type(config.environment, str(tokenizer), config.seed)
-    check_inline(config, environment)
-    spec = make_spec(config, tokenizer, state.folder.path)
+    environment = prepared.environment
+    spec = make_spec(config, prepared.tokenizer, state.folder.path)
     weights_dir = weight_directory(state.folder.path, spec.run)
     async with AsyncExitStack() as stack:
         stack.callback(release_weight_directory, weights_dir)

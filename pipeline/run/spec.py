@@ -1,18 +1,12 @@
-"""From the config to what the cluster is told, and the tokenizer that every process of the run reads."""
+"""From the config to what the cluster is told."""
 
 from __future__ import annotations
 
 import secrets
-import shutil
 from pathlib import Path
 
 from libra.pipeline.config import RunConfig
-from libra.resources.durable import write_file
-from libra.resources.errors import ConfigError
 from libra.resources.types.run import RunSpec
-from libra.tasks.envs.base import Environment
-
-TOKENIZER = "tokenizer.json"
 
 
 def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
@@ -44,31 +38,3 @@ def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
         load_seconds=config.deadlines.load,
         stop_seconds=config.deadlines.stop,
     )
-
-
-def check_inline(config: RunConfig, environment: Environment) -> None:
-    """`ConfigError` if the tools of ``environment`` shall run inline but its sessions cannot move with a trajectory."""
-    if config.environment.inline and not environment.replayable:
-        raise ConfigError(
-            f"environment.inline = true but {type(environment).__name__} is not replayable: a session on a rollout "
-            "worker is rebuilt wherever its trajectory goes on; use environment.inline = false"
-        )
-
-
-def make_tokenizer_file(config: RunConfig, environment: type[Environment], folder: Path) -> Path:
-    """The run's ``tokenizer.json`` under ``folder``: the configured one, the one beside ``trainer.model``, or the
-    environment's own. `ConfigError` if a named one is missing."""
-    target = folder / TOKENIZER
-    if target.exists():
-        return target
-    if config.tokenizer is None and config.trainer.model is None:
-        write_file(target, environment.make_tokenizer().encode())
-        return target
-    source = config.tokenizer or Path(str(config.trainer.model)) / TOKENIZER
-    if not source.is_file():
-        key = "tokenizer" if config.tokenizer else "trainer.model"
-        raise ConfigError(
-            f"{key}: there is no tokenizer at {source}; name a tokenizer.json, or a directory that has one"
-        )
-    shutil.copyfile(source, target)
-    return target

@@ -14,12 +14,15 @@ from distributed import Client
 
 from libra.pipeline.config import RunConfig, to_plain
 from libra.pipeline.run.cluster import connected
+from libra.pipeline.run.prepare import check_config, prepare
 from libra.pipeline.run.session import Started, run_session
 from libra.pipeline.run.state import MAY_DIFFER, RunState
 from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import RunFolder
 from libra.pipeline.view.display import Display
 from libra.pipeline.view.events import RunEnded, RunStarted
+from libra.pipeline.view.files import read_summary
+from libra.pipeline.view.text import explained
 from libra.pipeline.view.view import View
 from libra.resources.handles import BatchHandle
 from libra.resources.weights import reap_weight_directories
@@ -41,22 +44,39 @@ async def train(
 ) -> RunResult:
     """Run ``config`` to its last step on ``client``'s cluster (None: the one that ``config.cluster`` asks for).
 
-    ``started(loop, client, run id)`` is called when the loop is about to run. Raises the error that ended the run;
-    whatever happens, the folder can be resumed and nothing of the run is left behind on the cluster.
+    ``started(loop, client, run id)`` is called when the loop is about to run; never if a resumed run has nothing left
+    to do, which needs no cluster. Raises the error that ended the run; whatever happens, the folder can be resumed and
+    nothing of the run is left behind on the cluster.
     """
     reap_weight_directories()
+    if not resume:
+        check_config(config)
     plain = to_plain(config)
     folder = RunFolder.resume(config.run_dir, plain, MAY_DIFFER) if resume else RunFolder.create(config.run_dir, plain)
+    if resume and (done := nothing_left(config)) is not None:
+        return done
     # Before the view opens its files: a folder that another process is writing to is left alone.
     with RunLock.acquire(folder.path, "training"):
         return await _train(config, folder, client, resume, display, started)
 
 
+def nothing_left(config: RunConfig) -> RunResult | None:
+    """What came of the run in ``config.run_dir`` if it has come to the last step of ``config``, else None. Writes
+    nothing. `StoreError` if there is no such run, it has another config, or a process drives it now."""
+    folder = RunFolder.resume(config.run_dir, to_plain(config), MAY_DIFFER)
+    RunLock.check_free(folder.path)
+    summary = read_summary(folder.path)
+    if summary.get("outcome") != "finished" or summary.get("steps") != config.steps:
+        return None
+    return RunResult(folder.path, summary, _batches(folder, config.steps))
+
+
 async def _train(
     config: RunConfig, folder: RunFolder, client: Client | None, resume: bool, display: Display | None, started: Started
 ) -> RunResult:
-    view = View(config.run_dir, display, resume)
+    view = View(config.run_dir, display, resume, config.name, config.steps)
     try:
+        prepared = await asyncio.to_thread(prepare, config, folder.tokenizer)
         async with (
             opened(config, folder, resume, view) as state,
             connected(config, client, state.folder.logs) as cluster,
@@ -64,14 +84,14 @@ async def _train(
             version = state.books.ledger.version
             run_dir, dashboard = str(config.run_dir), cluster.dashboard
             view.emit(RunStarted(time.time(), config.name, run_dir, config.steps, version, dashboard))
-            await run_session(config, state, cluster.client, view.emit, started)
-            batches = tuple(BatchHandle(version, path, {}) for version, path in _stored(state.folder, config.steps))
+            await run_session(config, state, prepared, cluster.client, view.emit, started)
+            batches = _batches(state.folder, config.steps)
         view.emit(RunEnded(time.time(), "finished"))
     except asyncio.CancelledError:
         view.emit(RunEnded(time.time(), "interrupted"))
         raise
     except BaseException as error:
-        view.emit(RunEnded(time.time(), "failed", str(error)))
+        view.emit(RunEnded(time.time(), "failed", explained(error)))
         raise
     finally:
         view.close()
@@ -96,5 +116,5 @@ async def _tick(view: View) -> None:
         await asyncio.sleep(TICK_SECONDS)
 
 
-def _stored(folder: RunFolder, steps: int) -> list[tuple[int, str]]:
-    return [(v, str(path)) for v in range(steps) if (path := folder.batch(v)).exists()]
+def _batches(folder: RunFolder, steps: int) -> tuple[BatchHandle, ...]:
+    return tuple(BatchHandle(v, str(path), {}) for v in range(steps) if (path := folder.batch(v)).exists())

@@ -20,7 +20,7 @@ from typing import Any
 
 from libra.native.checksum import crc32c
 from libra.resources.codec import pack, unpack
-from libra.resources.durable import TEMPORARY, remove_leftovers, sync_path, sync_tree
+from libra.resources.durable import TEMPORARY, naming, remove_leftovers, sync_path, sync_tree
 from libra.resources.errors import StoreError
 
 FORMAT = 1
@@ -88,10 +88,11 @@ class CheckpointStore:
         temporary = self._begun.pop(step, None)
         if temporary is None or not temporary.is_dir():
             raise StoreError(f"no checkpoint of step {step} has been begun in {self.folder}; call begin({step}) first")
-        (temporary / STATE_FILE).write_bytes(pack(state))
-        (temporary / MANIFEST_FILE).write_bytes(_manifest(step, temporary))
-        sync_tree(temporary)
         path = self.folder / _name(step)
+        with naming(path):
+            (temporary / STATE_FILE).write_bytes(pack(state))
+            (temporary / MANIFEST_FILE).write_bytes(_manifest(step, temporary))
+            sync_tree(temporary)
         if path.exists():
             path.rename(_aside(path, _REPLACED))
         temporary.rename(path)

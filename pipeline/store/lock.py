@@ -13,6 +13,7 @@ from libra.resources.durable import HeldLock, Holder
 from libra.resources.errors import StoreError
 
 LOCK_FILE = "lock"
+STARTING = "a process that is just starting"
 
 
 class RunLock:
@@ -32,12 +33,20 @@ class RunLock:
                 f"cannot lock {path}: {error.strerror}; check that the run folder is there and writable"
             ) from error
         if held is None:
-            holder = Holder.read(path)
-            raise StoreError(
-                f"run folder {folder} is in use by {holder or 'a process that is just starting'}; wait for it to end, "
-                "end it, or give this run a folder of its own"
-            )
+            raise _in_use(folder, str(Holder.read(path) or STARTING))
         return cls(held)
+
+    @staticmethod
+    def holder(folder: Path) -> str | None:
+        """Who drives the run in ``folder`` now; None if nobody does. Writes nothing."""
+        path = folder / LOCK_FILE
+        return str(Holder.read(path) or STARTING) if HeldLock.taken(path) else None
+
+    @classmethod
+    def check_free(cls, folder: Path) -> None:
+        """`StoreError` names the process that drives the run in ``folder``, if one does."""
+        if (holder := cls.holder(folder)) is not None:
+            raise _in_use(folder, holder)
 
     def release(self) -> None:
         """Give the lock up; a second call does nothing."""
@@ -48,3 +57,9 @@ class RunLock:
 
     def __exit__(self, *exc: object) -> None:
         self.release()
+
+
+def _in_use(folder: Path, holder: str) -> StoreError:
+    return StoreError(
+        f"run folder {folder} is in use by {holder}; wait for it to end, end it, or give this run a folder of its own"
+    )

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import yaml
 
-from libra.resources.durable import write_file, written_whole
+from libra.resources.durable import TEMPORARY, write_file, written_whole
 from libra.resources.errors import StoreError
 
 FORMAT = 1
@@ -53,7 +53,10 @@ class RunFolder:
             "created": time.time(),
             "fingerprint": fingerprint(config),
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_be_made(path, error) from error
         try:
             with written_whole(path) as temporary:
                 for name in _FOLDERS:
@@ -65,6 +68,8 @@ class RunFolder:
                 f"{path} cannot be made whole: another process has made it just now, or it is a link or a mount point; "
                 "give this run a folder of its own"
             ) from error
+        except OSError as error:
+            raise _cannot_be_made(path, error) from error
         return cls.open(path)
 
     @classmethod
@@ -173,6 +178,14 @@ class RunFolder:
         return self.path / "report.html"
 
 
+def _cannot_be_made(path: Path, error: OSError) -> StoreError:
+    named = str(error.filename or path)
+    which = "" if TEMPORARY in named else f" ({named})"
+    return StoreError(
+        f"the run folder {path} cannot be made: {error.strerror}{which}; run_dir=<folder> names another place"
+    )
+
+
 def fingerprint(config: Mapping[str, Any]) -> str:
     """16 hex digits that are equal for equal configs, whatever the order of their keys."""
     return hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -203,7 +216,8 @@ def _to_yaml(config: Mapping[str, Any]) -> bytes:
 def _check_free(path: Path) -> None:
     if (path / IDENTITY_FILE).exists():
         raise StoreError(
-            f"{path} holds a run already; go on with it (`--resume`), remove it, or give this run a folder of its own"
+            f"{path} holds a run already: resume=True goes on with it (`libra train`: --resume), and "
+            "run_dir=<another> gives this run a folder of its own"
         )
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path} is a file; give the run a folder of its own")

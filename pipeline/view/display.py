@@ -23,6 +23,7 @@ from libra.pipeline.view.lines import (
     duration,
     event_line,
     failures_text,
+    mean_reward,
     number,
     percent,
     progress_line,
@@ -141,7 +142,7 @@ def _rows(monitor: RunMonitor, rewards: tuple[float, ...]) -> list[tuple[str, Te
     reward = Text(f"{number(monitor.reward)}  mean {number(monitor.reward_ema)}  ")
     reward.append(spark(rewards), style="green")
     rows.append(("reward", reward))
-    rows.append(("held-out", Text(" → ".join(f"{point['reward']:.3f}" for point in monitor.heldout[-6:]) or "-")))
+    rows.append(("held-out", Text(" → ".join(mean_reward(point["reward"]) for point in monitor.heldout[-6:]) or "-")))
     p50, p99, longest = monitor.length_quantiles()
     rows.append(("length", Text(f"p50 {count(p50)}  p99 {count(p99)}  max {count(longest)} tokens")))
     running = ", ".join(f"{monitor.running(name)} {name}" for name in ("rollout", "tool", "reward", "train"))

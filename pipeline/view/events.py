@@ -178,13 +178,13 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class EvalFinished:
-    """A held-out evaluation of ``version``: mean reward over the ``tasks`` that have one; ``failures`` had none.
-    ``when``: before the first step, during, or after the last one."""
+    """A held-out evaluation of ``version``: mean reward over the ``tasks`` that have one (None if none has);
+    ``failures`` had none. ``when``: before the first step, during, or after the last one."""
 
     time: float
     version: int
     when: Literal["before", "during", "after"]
-    reward: float
+    reward: float | None
     tasks: int
     failures: int
     seconds: float

@@ -1,8 +1,9 @@
 """``metrics.jsonl`` and ``summary.json`` of a run folder.
 
 ``metrics.jsonl`` is append-only, one JSON object a line, flushed at once: ``"kind": "step"`` for each optimizer step
-and ``"kind": "eval"`` for each held-out evaluation. Invariants: a line that a kill cut short spoils no other line; a
-step trained again after a resume has a second line, and the last one counts; numbers that are not finite are null.
+and ``"kind": "eval"`` for each held-out evaluation, each with the run's ``totals`` so far. Invariants: a line that a
+kill cut short spoils no other line; a step trained again after a resume has a second line, and the last one counts;
+numbers that are not finite are null.
 """
 
 from __future__ import annotations

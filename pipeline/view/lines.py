@@ -45,6 +45,8 @@ def event_line(event: happened.Event, monitor: RunMonitor) -> str | None:
             reason = event.error or "no reason given"
             return one_line(f"worker {event.worker}: {event.role} {event.state}: {reason}", 400)
         case happened.EvalFinished():
+            if event.reward is None:
+                return f"no held-out reward at step {event.version}: all {event.failures} tasks failed"
             failed = f", {event.failures} failed" if event.failures else ""
             return (
                 f"held-out reward {number(event.reward)} at step {event.version} "
@@ -109,6 +111,11 @@ def number(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def mean_reward(value: float | None) -> str:
+    """``0.844``; ``–`` where no trajectory had a reward."""
+    return "–" if value is None else f"{value:.3f}"
 
 
 def percent(share: float) -> str:

@@ -1,7 +1,7 @@
 """What is known of a run, accumulated from its events.
 
 Invariants: pure (no clock, no I/O); memory grows with the number of evaluations only; feeding the same events gives the
-same numbers; a monitor restored from a step's ``totals`` goes on counting from there.
+same numbers; a monitor restored from a record's ``totals`` goes on counting from there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _RATE_WINDOW = 30.0
 
 
 class Heldout(TypedDict):
-    """One held-out evaluation."""
+    """One held-out evaluation; ``reward`` is None if all its tasks failed."""
 
     version: int
     when: str
-    reward: float
+    reward: float | None
     tasks: int
     failures: int
     seconds: float
@@ -65,17 +65,19 @@ class RunMonitor:
         self._recorded = 0
         self._step_tokens = self._step_sampled = 0
 
-    def restore(self, step: Mapping[str, Any], evaluations: Iterable[Heldout]) -> None:
-        """Go on from the last step record of an earlier process (its ``totals``) and its evaluations."""
-        totals = step["totals"]
-        self._recorded = step["step"]
+    def restore(self, step: int, totals: Mapping[str, Any] | None, evaluations: Iterable[Heldout]) -> None:
+        """Go on where the records of an earlier process end: after ``step`` steps, with the ``totals`` of its newest
+        record (None: it has none) and its evaluations."""
+        self.version = self._recorded = step
+        self.heldout = list(evaluations)
+        if totals is None:
+            return
         self.wall_before = totals["wall_seconds"]
         self.trajectories, self.tokens, self.sampled = totals["trajectories"], totals["tokens"], totals["sampled"]
         self.failures.update(totals["failures"])
         self.groups.update(totals["groups"])
         self.staleness.update({int(key): count for key, count in totals["staleness"].items()})
         self._ema, self._ema_weight = totals["ema"]
-        self.heldout = list(evaluations)
         self.idle = IdleAccount(self.start, totals["idle"])
         self.idle.phase = "start"
         self._last_idle = self.idle.seconds()
@@ -256,7 +258,7 @@ class RunMonitor:
         )  # fmt: skip
         earlier = [old for old in self.heldout if (old["version"], old["when"]) != (event.version, event.when)]
         self.heldout = [*earlier, point]
-        return {"kind": "eval", "time": event.time, **point}
+        return {"kind": "eval", "time": event.time, **point, "totals": self._totals(self.idle.seconds())}
 
     def _totals(self, idle: Seconds) -> dict[str, Any]:
         return {

@@ -17,7 +17,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from libra.pipeline.view.display import Display, display_for
-from libra.pipeline.view.events import Event
+from libra.pipeline.view.events import Event, RunStarted
 from libra.pipeline.view.files import MetricsFile, read_metrics, write_summary
 from libra.pipeline.view.monitor import Heldout, RunMonitor
 
@@ -28,21 +28,27 @@ T = TypeVar("T")
 class View:
     """Call `emit` for every event, `tick` now and then, `close` at the end. One thread."""
 
-    def __init__(self, run_dir: Path, display: Display | None = None, resume: bool = False) -> None:
+    def __init__(
+        self, run_dir: Path, display: Display | None = None, resume: bool = False, name: str = "", steps: int = 0
+    ) -> None:
         """``run_dir`` exists. ``display``: where to show the run (None: nowhere). ``resume``: go on counting from the
-        folder's metrics."""
+        folder's metrics; the summary that is there stays as it is unless the run begins (`RunStarted`). ``name`` and
+        ``steps`` are those of the run until it has said them itself."""
         self._run_dir = run_dir
         self._display = display
         self._broken: set[str] = set()
         self._closed = False
         self.monitor = RunMonitor(time.time())
-        self.monitor.name = run_dir.name
+        self.monitor.name, self.monitor.steps = name or run_dir.name, steps
+        self._summarise = not resume
         if resume:
             self._guarded("metrics", self._restore)
         self._metrics = self._guarded("metrics", lambda: MetricsFile(run_dir))
 
     def emit(self, event: Event) -> None:
         """Take an event in and show it."""
+        if isinstance(event, RunStarted):
+            self._summarise = True
         record = self._guarded("monitor", lambda: self.monitor.apply(event))
         metrics, display = self._metrics, self._display
         if record is not None and metrics is not None:
@@ -63,7 +69,8 @@ class View:
             return
         self._closed = True
         metrics, display = self._metrics, self._display
-        self._guarded("summary", lambda: write_summary(self._run_dir, self.monitor.summary()))
+        if self._summarise:
+            self._guarded("summary", lambda: write_summary(self._run_dir, self.monitor.summary()))
         if metrics is not None:
             self._guarded("metrics", metrics.close)
         if display is not None:
@@ -71,9 +78,14 @@ class View:
 
     def _restore(self) -> None:
         metrics = read_metrics(self._run_dir)
-        if metrics.steps:
-            points = [Heldout(**{key: point[key] for key in Heldout.__annotations__}) for point in metrics.evaluations]  # type: ignore[typeddict-item]
-            self.monitor.restore(metrics.steps[-1], points)
+        points = [Heldout(**{key: point[key] for key in Heldout.__annotations__}) for point in metrics.evaluations]  # type: ignore[typeddict-item]
+        counted = [record for record in (*metrics.steps[-1:], *metrics.evaluations) if "totals" in record]
+        newest = max(counted, key=lambda record: float(record["time"]), default=None)
+        self.monitor.restore(
+            step=metrics.steps[-1]["step"] if metrics.steps else 0,
+            totals=None if newest is None else newest["totals"],
+            evaluations=points,
+        )
 
     def _guarded(self, part: str, action: Callable[[], T]) -> T | None:
         """The action's result; None once the part has failed. Watching a run must never end it, hence the catch-all."""

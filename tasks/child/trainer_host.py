@@ -19,8 +19,9 @@ from typing import Any
 
 from libra.resources.errors import InfraError, LibraError
 from libra.tasks.child.host import Channel, Request, run_child, unknown_op
+from libra.tasks.envs import calls
 from libra.tasks.envs.base import EnvironmentConfig
-from libra.tasks.registry import environment_class, trainer_class
+from libra.tasks.registry import trainer_class
 from libra.tasks.trainers.base import BatchRef, Trainer, TrainerConfig
 
 OPS = ("initialise", "restore", "train", "publish", "save", "close")
@@ -49,7 +50,7 @@ def build(config: dict[str, Any]) -> Trainer:
     return trainer_class(trainer.kind)(
         trainer,
         AlgorithmConfig(**config["algorithm"]),
-        environment=environment_class(environment.kind)(environment, tokenizer, seed),
+        environment=calls.make_environment(environment, tokenizer, seed),
         tokenizer_path=tokenizer,
         seed=seed,
         cache_dir=Path(config["cache_dir"]),

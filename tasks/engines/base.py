@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from libra.resources.config import Bytes, Config
-from libra.resources.errors import ConfigError
+from libra.resources.config_errors import checked_options
 from libra.resources.kv.layout import KVLayout
 from libra.resources.types import Finish, Tokens, WeightVersion
 
@@ -47,10 +47,7 @@ Options = TypeVar("Options", bound=Config)
 
 def parse_options(options: type[Options], config: EngineConfig) -> Options:
     """``config.options`` as the model ``options``. `ConfigError` names the kind and what is wrong."""
-    try:
-        return options(**config.options)
-    except ValidationError as error:
-        raise ConfigError(f"engine.options of {config.kind}: {error}") from error
+    return checked_options(options, "engine.options", config.kind, config.options)
 
 
 @dataclass(frozen=True, slots=True)

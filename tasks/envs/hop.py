@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from tokenizers import Tokenizer
 
 from libra.resources import rng
 from libra.resources.config import Config, Seconds
+from libra.resources.config_errors import checked_options
 from libra.resources.errors import ConfigError
 from libra.resources.types import Stream, Tokens, ToolReturn, ToolState, Trajectory
 from libra.tasks.envs.base import Action, Demonstrator, Environment, EnvironmentConfig, Session, payload_digest
@@ -61,10 +62,7 @@ class HopEnvironment(Environment):
     size_bounds = (10, 16, 28)
 
     def __init__(self, config: EnvironmentConfig, tokenizer_path: str, seed: int) -> None:
-        try:
-            self.options = HopOptions(**config.options)
-        except ValidationError as error:
-            raise ConfigError(f"environment.options of hop: {error}") from error
+        self.options = checked_options(HopOptions, "environment.options", "hop", config.options)
         self.config, self.seed = config, seed
         self.tokenizer = Tokenizer.from_file(tokenizer_path)
         end = self.tokenizer.token_to_id(END)

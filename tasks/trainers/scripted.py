@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from libra.resources import rng
 from libra.resources.batches import BatchReader
 from libra.resources.config import Config, Seconds
-from libra.resources.errors import ConfigError, StoreError
+from libra.resources.config_errors import checked_options
+from libra.resources.errors import StoreError
 from libra.resources.types import Trajectory, WeightVersion
 from libra.resources.weights import publish_weights
 from libra.tasks.algorithms.base import AlgorithmConfig
@@ -54,10 +55,7 @@ class ScriptedTrainer(Trainer):
         cache_dir: Path,
         deterministic: bool,
     ) -> None:
-        try:
-            self._options = ScriptedTrainerOptions(**config.options)
-        except ValidationError as error:
-            raise ConfigError(f"trainer.options of scripted: {error}") from error
+        self._options = checked_options(ScriptedTrainerOptions, "trainer.options", "scripted", config.options)
         self._lr, self._seed, self._tokenizer = algorithm.lr, seed, Path(tokenizer_path)
         self.version = -1
         self.weights = np.zeros(WEIGHTS)

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from libra.resources.batches import BatchReader
 from libra.resources.config import Config
+from libra.resources.config_errors import checked_options
 from libra.resources.errors import ConfigError, StoreError
 from libra.resources.types import Trajectory, WeightVersion
 from libra.resources.weights import publish_weights
@@ -65,10 +66,7 @@ class TorchTrainer(Trainer):
         cache_dir: Path,
         deterministic: bool,
     ) -> None:
-        try:
-            self.options = TorchTrainerOptions(**config.options)
-        except ValidationError as error:
-            raise ConfigError(f"trainer.options of torch: {error}") from error
+        self.options = checked_options(TorchTrainerOptions, "trainer.options", "torch", config.options)
         torch.set_num_threads(config.threads)
         if deterministic:
             torch.use_deterministic_algorithms(True)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from synthetic_run import make_run
+from synthetic_run import config_of, make_run
 
 from libra.pipeline import cli
-from libra.pipeline.run_folders import make_way
+from libra.pipeline.api import Run
+from libra.pipeline.config import load_config, to_plain
+from libra.pipeline.run_folders import has_begun, make_way
+from libra.pipeline.store.checkpoints import CheckpointStore
+from libra.pipeline.store.journal import Journal
 from libra.pipeline.store.lock import RunLock
-from libra.resources.errors import StoreError
+from libra.pipeline.store.run_folder import RunFolder
+from libra.pipeline.view.view import View
+from libra.resources.errors import ClusterError, StoreError
 
 
 def libra(*arguments: str) -> Result:
@@ -46,6 +54,38 @@ def test_other_errors_exit_with_1(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("libra: ")
     assert "is not a run folder" in result.stderr
+
+
+def raised_by_a_command(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Result:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("libra.pipeline.config.load_config", broken)
+    return libra("config", "show", "scripted")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/run"),
+            "/x/run: No space left on device; free some space",
+        ),
+        (OSError(errno.EACCES, "Permission denied", "/root/x"), "/root/x: Permission denied; allow this user to use"),
+        (FileExistsError(errno.EEXIST, "File exists", "/a"), "/a: File exists; check the path"),
+        (
+            ValueError("red \x1b[31m\nand more"),
+            "unexpected ValueError: red ␛[31m and more; --debug shows the traceback",
+        ),
+        (KeyError(), "unexpected KeyError; --debug"),
+    ],
+)
+def test_an_error_of_any_kind_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+    result = raised_by_a_command(monkeypatch, error)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"libra: {words}")
+    assert len(result.stderr.splitlines()) == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 @pytest.mark.parametrize("where", [("--debug", "config", "show"), ("config", "show", "--debug")])
@@ -99,6 +139,45 @@ def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
     assert script("--version", cwd=tmp_path).stdout.strip() == "libra, version 0.1.0"
 
 
+# -- the report after a run --------------------------------------------------------------------------
+
+
+def ended_by(monkeypatch: pytest.MonkeyPatch, error: Exception, *arguments: str) -> Result:
+    """``libra train`` whose run raises ``error`` as it begins."""
+
+    def fit(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("libra.pipeline.api.Run.fit", fit)
+    return libra("train", *arguments)
+
+
+def test_a_report_that_fails_never_hides_why_the_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", steps=1, groups=1, members=2, finish=False)
+
+    def broken(_: Path) -> Path:
+        raise TypeError("float() argument must be\na number \x1b[31m")
+
+    monkeypatch.setattr("libra.pipeline.commands.train.write_report", broken)
+    result = ended_by(monkeypatch, StoreError("the real reason"), str(run.path / "config.yaml"), "--resume")
+    assert result.exit_code == 1
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith("warning: no report: unexpected TypeError: float() argument must be a number ␛[31m")
+    assert error == "libra: the real reason"
+
+
+def test_a_folder_that_another_process_is_training_gets_no_report_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", steps=1, groups=1, members=2, finish=False)
+    with RunLock.acquire(run.path, "training"):
+        result = ended_by(monkeypatch, StoreError("in use"), str(run.path / "config.yaml"), "--resume")
+    assert result.exit_code == 1
+    assert "in use by process" in result.stderr
+    assert "starting" not in result.stdout
+    assert not run.report.exists()
+
+
 # -- what becomes of a run folder that is there ----------------------------------------------------
 
 
@@ -124,6 +203,51 @@ def test_an_unfinished_run_is_never_moved_unless_asked(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").is_file()
     assert make_way(tmp_path / "run", resume=True, fresh=False) is None
     assert make_way(tmp_path / "run", resume=False, fresh=True) == tmp_path / "run.1"
+
+
+def test_a_run_that_never_began_is_moved_aside_and_loses_nothing(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "run")
+    folder = RunFolder.create(config.run_dir, to_plain(config))
+    (folder.logs / "scheduler.log").write_text("no such environment")
+    Journal(folder.journal).close()
+    View(folder.path).close()
+    assert make_way(folder.path, resume=False, fresh=False) == tmp_path / "run.1"
+    assert (tmp_path / "run.1" / "logs" / "scheduler.log").read_text() == "no such environment"
+
+
+@pytest.mark.parametrize("what", ["journal", "checkpoint", "evaluation"])
+def test_a_run_with_anything_to_lose_has_begun(tmp_path: Path, what: str) -> None:
+    config = config_of(tmp_path / "run")
+    folder = RunFolder.create(config.run_dir, to_plain(config))
+    assert not has_begun(folder.path)
+    if what == "journal":
+        with Journal(folder.journal) as journal:
+            journal.append({"event": "Installed", "version": 0})
+    elif what == "checkpoint":
+        store = CheckpointStore(folder.checkpoints, 1)
+        store.begin(0)
+        assert not has_begun(folder.path)
+        store.commit(0, {})
+    else:
+        folder.metrics.write_text('{"kind": "eval", "version": 0, "when": "before"}\n')
+    assert has_begun(folder.path)
+    with pytest.raises(StoreError, match="unfinished run"):
+        make_way(folder.path, resume=False, fresh=False)
+
+
+def test_resuming_a_finished_run_says_so_and_touches_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1, groups=1, members=2)
+    config = tmp_path / "config.yaml"
+    shutil.copy(folder.path / "config.yaml", config)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    result = libra("train", str(config), "--resume")
+    assert result.exit_code == 0, result.stderr
+    assert "synthetic is finished: all its 1 steps are trained; steps=<more> goes on with it" in result.stdout
+    with Run(load_config(config), resume=True) as run:
+        assert run.fit().summary["heldout_after"] == 0.84
+        with pytest.raises(ClusterError, match="all are asked for"):
+            run.step()
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_in_use_is_never_moved(tmp_path: Path) -> None:

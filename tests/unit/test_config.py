@@ -9,8 +9,8 @@ import pytest
 from synthetic_run import SCRIPTED, config_of
 
 from libra.pipeline.config import load_config, parse, shipped, to_plain, to_yaml
-from libra.pipeline.config_errors import dotted_keys
 from libra.pipeline.config_yaml import parse_mapping, parse_value
+from libra.resources.config_errors import dotted_keys
 from libra.resources.errors import ConfigError
 
 

@@ -17,6 +17,7 @@ from libra.pipeline import cli, doctor, dry_run
 from libra.pipeline.checks import Check, passed, show
 from libra.pipeline.config import RunConfig, load_config
 from libra.pipeline.dry_run import examine_run
+from libra.pipeline.store.lock import RunLock
 
 
 def test_the_doctor_names_everything_and_exits_0_where_the_suite_runs(tmp_path: Path) -> None:
@@ -124,6 +125,16 @@ def test_a_dry_run_says_what_would_become_of_an_earlier_run(tmp_path: Path) -> N
     assert "--resume, --fresh" in check.mend
     assert dry_run._run_folder(config, resume=True, fresh=False).status == "ok"
     assert "moved aside" in dry_run._run_folder(config, resume=False, fresh=True).detail
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"fresh": True}])
+def test_a_dry_run_sees_that_a_run_is_under_way(tmp_path: Path, how: dict[str, bool]) -> None:
+    make_run(tmp_path / "run", steps=1, groups=1, members=2, finish=False)
+    with RunLock.acquire(tmp_path / "run", "training"):
+        check = dry_run._run_folder(scripted(tmp_path), **{"resume": False, "fresh": False, **how})
+    assert check.status == "missing"
+    assert "is in use by process" in check.detail
+    assert "--resume" not in check.mend
 
 
 def test_a_dry_run_exits_1_with_a_table_and_0_when_all_is_well(tmp_path: Path) -> None:

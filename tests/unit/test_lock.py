@@ -37,6 +37,17 @@ def test_a_second_process_is_told_who_holds_the_lock_until_that_one_dies(tmp_pat
     RunLock.acquire(tmp_path, "after the release").release()
 
 
+def test_a_look_at_the_lock_takes_nothing(tmp_path: Path) -> None:
+    assert RunLock.holder(tmp_path) is None
+    assert not list(tmp_path.iterdir())
+    with RunLock.acquire(tmp_path, "training"):
+        assert f"process {os.getpid()} " in str(RunLock.holder(tmp_path))
+        with pytest.raises(StoreError, match=r"in use by process"):
+            RunLock.check_free(tmp_path)
+    RunLock.check_free(tmp_path)
+    assert RunLock.holder(tmp_path) is None
+
+
 def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
     lock = RunLock.acquire(tmp_path, "training")
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -127,6 +128,25 @@ def test_a_run_that_has_not_begun_has_a_report(tmp_path: Path) -> None:
     assert "unfinished" in page.text
     assert "nothing recorded" in page.text
     assert "no batch has been committed" in page.text
+
+
+def test_evaluations_whose_tasks_all_failed_are_shown_as_such(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=1, groups=1, members=2, finish=False)
+    evaluation = {"kind": "eval", "time": 0.0, "version": 0, "when": "before", "reward": None, "tasks": 0,
+                  "failures": 2, "seconds": 1.0}  # fmt: skip
+    with folder.metrics.open("a") as file:
+        file.write(json.dumps(evaluation) + "\n")
+    assert "all 2 tasks failed at step 0" in report(folder.path).text
+
+
+def test_a_transcript_that_cannot_be_rendered_says_why(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> str:
+        raise RuntimeError("no \x1b[31mpixels")
+
+    monkeypatch.setattr(HopEnvironment, "render", broken)
+    page = report(copy)
+    assert "cannot be rendered: RuntimeError: no ␛[31mpixels" in page.text
+    assert "best reward" in page.text
 
 
 def test_damaged_files_are_named_and_the_rest_is_shown(copy: Path) -> None:

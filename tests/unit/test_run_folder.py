@@ -27,7 +27,7 @@ def test_a_new_folder_holds_its_config_and_opens_again(tmp_path: Path) -> None:
 def test_an_empty_folder_is_taken_and_another_one_is_not(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     RunFolder.create(tmp_path / "empty", CONFIG)
-    with pytest.raises(StoreError, match="holds a run already; go on with it"):
+    with pytest.raises(StoreError, match=r"holds a run already: resume=True goes on .*--resume"):
         RunFolder.create(tmp_path / "empty", CONFIG)
     with pytest.raises(StoreError, match="is not a run folder and holds empty; give the run a new or empty folder"):
         RunFolder.create(tmp_path, CONFIG)

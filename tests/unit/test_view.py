@@ -177,6 +177,20 @@ def test_the_summary_counts_everything_once() -> None:
     assert sum(summary["idle"]["train"].values()) == pytest.approx(1.0)
 
 
+def test_an_evaluation_whose_tasks_all_failed_has_no_reward(tmp_path: Path) -> None:
+    events = [
+        STORY[0],
+        happened.EvalFinished(START + 4, 0, "before", None, 0, 8, 2.0),
+        happened.RunEnded(START + 5, "failed", "all is lost"),
+    ]
+    assert "no held-out reward at step 0: all 8 tasks failed" in plain_output(events, tmp_path)
+    monitor, records = told(events)
+    assert records[0]["reward"] is None
+    assert monitor.summary()["heldout_before"] is None
+    console = Console(file=io.StringIO(), width=100)
+    console.print(panel(monitor))
+
+
 def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     view = View(tmp_path)
     view.monitor = RunMonitor(START)
@@ -195,6 +209,42 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     last = read_metrics(tmp_path).steps[-1]
     assert last["totals"]["staleness"] == {"0": 4, "1": 4}
     assert last["reward_ema"] == pytest.approx(0.75)
+
+
+def test_an_evaluation_before_the_first_step_outlives_a_kill(tmp_path: Path) -> None:
+    killed = View(tmp_path)
+    killed.monitor = RunMonitor(START)
+    for event in (*STORY[:4], ended(START + 5), ended(START + 6, stream="heldout")):
+        killed.emit(event)
+    again = View(tmp_path, resume=True)
+    again.emit(happened.RunStarted(again.monitor.start, "demo", "runs/demo", 2))
+    again.close()
+    assert read_summary(tmp_path)["heldout_before"] == 0.25
+
+
+def test_what_ended_after_the_last_step_is_counted_when_a_run_goes_on(tmp_path: Path) -> None:
+    view = View(tmp_path)
+    view.monitor = RunMonitor(START)
+    for event in (STORY[0], ended(START + 1), step(0, START + 2), ended(START + 3, stream="heldout")):
+        view.emit(event)
+    view.emit(happened.EvalFinished(START + 4, 1, "after", 0.5, 1, 0, 1.0))
+    again = View(tmp_path, resume=True)
+    assert again.monitor.trajectories == view.monitor.trajectories == 2
+    assert again.monitor.version == 1
+
+
+def test_a_resume_that_does_not_begin_leaves_the_summary_alone(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    first = View(tmp_path)
+    for event in STORY:
+        first.emit(event)
+    first.close()
+    before = (tmp_path / "summary.json").read_bytes()
+    again = View(tmp_path, PlainDisplay(Console(file=stream, width=80)), resume=True, name="demo", steps=2)
+    again.emit(happened.RunEnded(again.monitor.start, "failed", "the scheduler is gone"))
+    again.close()
+    assert (tmp_path / "summary.json").read_bytes() == before
+    assert stream.getvalue().startswith("demo failed at step 2 of 2")
 
 
 def test_a_step_replayed_after_a_kill_is_recorded_if_it_was_not_yet(tmp_path: Path) -> None:

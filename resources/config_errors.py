@@ -7,12 +7,15 @@ comes with the nearest known one.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from libra.resources.errors import ConfigError
+
+C = TypeVar("C", bound=BaseModel)
 _TEXTS = {
     "missing": "must be given",
     "int_type": "must be a whole number",
@@ -40,11 +43,22 @@ _TEXTS = {
 
 def explain(error: ValidationError, model: type[BaseModel], source: str, overridden: Sequence[str] = ()) -> str:
     """The whole message: ``source``, the number of errors, and each with key, value and what would do."""
-    details = error.errors(include_url=False)
-    own = [detail for detail in details if not _follows(detail, details)]
-    blocks = [block for detail in own for block in _blocks(detail, model, overridden)]
+    blocks = _all_blocks(error, model, "", overridden)
     count = "1 error" if len(blocks) == 1 else f"{len(blocks)} errors"
     return f"the config {source} has {count}:\n" + "\n".join(blocks)
+
+
+def checked_options(model: type[C], section: str, kind: str, options: Mapping[str, Any]) -> C:
+    """``options``, given at ``section`` of the config (``environment.options``) to ``kind``, as ``model``.
+
+    `ConfigError` as that of a config: each key with its value and what would do.
+    """
+    try:
+        return model.model_validate(dict(options))
+    except ValidationError as error:
+        blocks = _all_blocks(error, model, f"{section}.", ())
+        count = "1 error" if len(blocks) == 1 else f"{len(blocks)} errors"
+        raise ConfigError(f"the options of {kind} have {count}:\n" + "\n".join(blocks)) from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -68,23 +82,29 @@ def _follows(detail: ErrorDetails, details: list[ErrorDetails]) -> bool:
     return detail["type"] == "too_short" and inner
 
 
-def _blocks(detail: ErrorDetails, model: type[BaseModel], overridden: Sequence[str]) -> Iterator[str]:
+def _all_blocks(error: ValidationError, model: type[BaseModel], prefix: str, overridden: Sequence[str]) -> list[str]:
+    details = error.errors(include_url=False)
+    own = [detail for detail in details if not _follows(detail, details)]
+    return [block for detail in own for block in _blocks(detail, model, prefix, overridden)]
+
+
+def _blocks(detail: ErrorDetails, model: type[BaseModel], prefix: str, overridden: Sequence[str]) -> Iterator[str]:
     if detail["type"] == "cross_check":
         for problem in detail["ctx"]["problems"]:
             yield f"  {problem}"
         return
-    key = ".".join(str(part) for part in detail["loc"]) or "(config)"
+    key = ".".join(str(part) for part in detail["loc"]) or ("(all)" if prefix else "(config)")
     whole_section = detail["type"] in ("value_error", "assertion_error") and isinstance(detail["input"], dict)
     given = "" if detail["type"] == "missing" or whole_section else f" = {_show(detail['input'])}"
     typed = any(name == key or name.startswith(f"{key}.") for name in overridden)
     origin = " (set on the command line)" if typed else ""
-    yield f"  {key}{given}{origin}\n      {_text(detail, key, model)}"
+    yield f"  {prefix}{key}{given}{origin}\n      {_text(detail, key, model, prefix)}"
 
 
-def _text(detail: ErrorDetails, key: str, model: type[BaseModel]) -> str:
+def _text(detail: ErrorDetails, key: str, model: type[BaseModel], prefix: str) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"unknown key{_nearest_key(key, model)}"
+        return f"unknown key{_nearest_key(key, model, prefix)}"
     if kind in ("value_error", "assertion_error"):
         return str(context["error"])
     if kind in _TEXTS:
@@ -92,7 +112,7 @@ def _text(detail: ErrorDetails, key: str, model: type[BaseModel]) -> str:
     return detail["msg"]
 
 
-def _nearest_key(key: str, model: type[BaseModel]) -> str:
+def _nearest_key(key: str, model: type[BaseModel], prefix: str) -> str:
     """The nearest key in the same section, else the same last word in another section, else what the section holds."""
     known = list(dotted_keys(model))
     section, _, last = key.rpartition(".")
@@ -101,13 +121,13 @@ def _nearest_key(key: str, model: type[BaseModel]) -> str:
     elsewhere = [name for name in known if name.rpartition(".")[2] == last]
     near = difflib.get_close_matches(last, siblings, n=1, cutoff=0.6)
     if near and not elsewhere:
-        return f"; did you mean {f'{section}.{near[0]}' if section else near[0]}?"
+        return f"; did you mean {prefix}{f'{section}.{near[0]}' if section else near[0]}?"
     if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
+        return f"; did you mean {prefix}{elsewhere[0]}?"
     anywhere = difflib.get_close_matches(last, {name.rpartition(".")[2] for name in known}, n=1, cutoff=0.75)
     if anywhere:
-        return f"; did you mean {next(name for name in known if name.rpartition('.')[2] == anywhere[0])}?"
-    return f"; {section or 'the config'} has: {', '.join(siblings)}"
+        return f"; did you mean {prefix}{next(name for name in known if name.rpartition('.')[2] == anywhere[0])}?"
+    return f"; {f'{prefix}{section}'.rstrip('.') or 'the config'} has: {', '.join(siblings)}"
 
 
 def _nested(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:

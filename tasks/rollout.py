@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from libra.resources.codec import segment_to_wire, tool_return_from_wire
 from libra.resources.errors import InfraError, TaskError
+from libra.resources.kv.layout import KVLayout
+from libra.resources.kv.ownership import OwnedArena, arena_path, reap_arenas
 from libra.resources.types import Segment, Tokens, TrajectoryId, WeightVersion
 from libra.tasks.child.host import error_text
 from libra.tasks.child.parent import ChildProcess
@@ -78,6 +81,11 @@ class RolloutRole(Role):
         self._numbers = itertools.count()
         self._loaded: int | None = None
         self._stats: dict[str, Any] = {}
+        self._place = Place(tp=setting.tp or 1)
+        self._arena: OwnedArena | None = None
+        if self._config.kv_arena:
+            path = arena_path(self.spec.run, self._arena_name)
+            self._place = replace(self._place, arena=str(path))
         self.environment: Environment
         self.sessions: Sessions | None = None
         """Where tools are inline."""
@@ -93,7 +101,7 @@ class RolloutRole(Role):
                     "engine": spec.engine,
                     "tokenizer": spec.tokenizer,
                     "deterministic": spec.deterministic,
-                    "place": asdict(Place(tp=self.setting.tp or 1)),
+                    "place": asdict(self._place),
                 },
                 name=f"engine of {self.setting.worker}",
                 log=self.setting.log("rollout"),
@@ -115,6 +123,9 @@ class RolloutRole(Role):
             self._give_up("the role was given up before its engine started")
         elif self._engine.exception() is None:
             await self._engine.result().stop(self.spec.stop_seconds / 2)
+        if self._arena is not None:
+            self._arena.release()
+            self._arena = None
 
     async def load(self, weights: WeightVersion) -> None:
         """Load published weights, once the engine is up. Raises `WeightError` (the old ones stay), `InfraError` or
@@ -124,6 +135,8 @@ class RolloutRole(Role):
             # An engine may need the weights to be built at all.
             building = self.spec.start_seconds if self._loaded is None else 0.0
             loaded = await engine.call("load", seconds=building + self.spec.load_seconds, **asdict(weights))
+            if self._arena is None and self._place.arena is not None and loaded["kv_layout"] is not None:
+                await self._make_arena(KVLayout(**loaded["kv_layout"]), loaded["version"])
             self._loaded = loaded["version"]
 
     def room(self, context: int) -> int:
@@ -144,6 +157,7 @@ class RolloutRole(Role):
             stop=list(self.environment.stop),
             temperature=temperature(self.spec, trajectory),
             stream=sample_stream(self.spec, trajectory),
+            stage=self._arena is not None,
         )
         return Segment(
             end["tokens"],
@@ -162,6 +176,9 @@ class RolloutRole(Role):
         ended = list(trajectories)
         if self.sessions is not None:
             self.sessions.forget(ended)
+        if self._arena is not None and self._arena.arena is not None:
+            for trajectory in ended:
+                self._arena.arena.release(trajectory)
         engine = self._living()
         for trajectory in ended:
             for identifier, future in self._pending.get(trajectory, {}).items():
@@ -212,6 +229,18 @@ class RolloutRole(Role):
         if end["error"] is not None or end["finish"] == "abort":
             raise InfraError(f"{engine.name} ended a request of {trajectory}: {end['error'] or 'aborted'}")
         return end
+
+    @property
+    def _arena_name(self) -> str:
+        return re.sub(r"[^A-Za-z0-9_.-]+", "_", self.setting.worker)
+
+    async def _make_arena(self, layout: KVLayout, version: int) -> None:
+        """The engine, which has told its layout, finds the arena at the path that it was given."""
+        budget = self._config.kv_arena
+        await asyncio.to_thread(reap_arenas)
+        self._arena = await asyncio.to_thread(OwnedArena, self.spec.run, self._arena_name, layout, budget)
+        assert self._arena.arena is not None
+        self._arena.arena.set_weight_version(version)
 
     def _give_up(self, reason: str) -> None:
         """There will be no engine: whoever waits for it to load weights ends too."""

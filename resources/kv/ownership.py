@@ -50,7 +50,7 @@ class OwnedArena:
             raise KVError(
                 f"a KV arena cannot be named by run {run!r} and worker {name!r}: use letters, digits, '_', '.', '-'"
             )
-        self.directory = shared / f"libra-{run}-kv-{name}"
+        self.directory = arena_path(run, name, shared).parent
         self.directory.mkdir(mode=0o700, exist_ok=True)
         if not _ours(self.directory):
             raise KVError(f"{self.directory} belongs to another user or is no directory; remove it or rename the run")
@@ -82,6 +82,11 @@ class OwnedArena:
         if self.arena is not None:
             self.arena.close()
         _remove(self.directory, self._lock)
+
+
+def arena_path(run: str, name: str, shared: Path = SHARED_MEMORY) -> Path:
+    """Where the arena of ``run``'s worker ``name`` lies, or will lie."""
+    return shared / f"libra-{run}-kv-{name}" / ARENA_FILE
 
 
 def reap_arenas(shared: Path = SHARED_MEMORY) -> list[Path]:

@@ -12,6 +12,11 @@ from typing import Any
 METADATA = "libra"
 """Key of ``TaskState.metadata`` under which a body leaves its result (a dict of plain values and bytes)."""
 
+ANNOTATION = "libra"
+"""Key of ``TaskState.annotations`` under which the plugin writes what it has decided for a task: ``trajectory``,
+``turn``, ``version``, ``bucket``, and for a segment after a move ``kv``: ``sources`` ([[worker, node]] where KV may
+lie) and ``expected`` (seconds that its way should take, or None). Dask sends it to the worker with the task."""
+
 # driver → plugin, RPC (``client.scheduler.<name>(...)``); each but the claim takes ``token``.
 CLAIM = "libra_claim"
 """``spec`` (RunSpec.to_wire), ``client`` (id), ``answers`` (``stream`` or ``topic``: how `RESULT` and `EVENT` come) →
@@ -78,6 +83,8 @@ WEIGHTS_LOADED = "libra-weights-loaded"
 SEGMENT = "libra-segment"
 """``segments``: [[key, run, segment]]: what residences have finished, as it ends. ``run``: Dask's run id of the task,
 which tells a stale one; ``segment``: packed ``tool``, ``segment`` and ``action``, which only the driver opens."""
+MOVED = "libra-moved"
+"""``moves``: [[key, migration]]: the fields of the `Migration` of a segment that was the first after a move."""
 ASK = "libra-ask"
 """``asks``: [[number, key, run, turn, [type, size, status], context]]: a residence's tool has returned; does the
 trajectory go on here? Answered by `ANSWER`."""

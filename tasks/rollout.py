@@ -2,33 +2,31 @@
 
 Invariants: a generate call ends exactly once (a segment, or an `InfraError` with the engine's own text); a call that is
 cancelled or runs out of time is aborted in the engine, which frees its slot; loading a version that is loaded does
-nothing.
+nothing; a role that shall stage KV is not ready without its arena (`libra.tasks.kv`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from libra.resources.codec import segment_to_wire, tool_return_from_wire
 from libra.resources.errors import InfraError, TaskError
-from libra.resources.kv.layout import KVLayout
-from libra.resources.kv.ownership import OwnedArena, arena_path, reap_arenas
 from libra.resources.types import Segment, Tokens, TrajectoryId, WeightVersion
 from libra.tasks.child.host import error_text
 from libra.tasks.child.parent import ChildProcess
 from libra.tasks.engines.base import EngineConfig, Place
 from libra.tasks.envs.base import Action, Environment, EnvironmentConfig
+from libra.tasks.kv import NO_HINT, Hint, Staging, hint_of
 from libra.tasks.names import sample_stream, temperature
 from libra.tasks.roles import Role, Setting, make_environment
-from libra.tasks.running import Request, run_body
+from libra.tasks.running import Request, annotation, run_body, this_host
 from libra.tasks.sessions import Sessions
 
 _HOST = "libra.tasks.child.engine_host"
@@ -46,7 +44,9 @@ async def rollout(blob: bytes, tool: dict[str, Any] | None = None) -> None:
         context: Tokens = request["tokens"]
         if tool is not None:
             context = np.concatenate([context, tool_return_from_wire(tool).payload])
-        segment = await role.generate(TrajectoryId.parse(request["trajectory"]), context, request["max_new"])
+        hint = hint_of(annotation(request["key"]), stage=True)
+        segment = await role.generate(TrajectoryId.parse(request["trajectory"]), context, request["max_new"], hint)
+        this_host().line.moved(request["key"], segment.migration)
         action = judge(role.environment, segment, role.room(len(context)))
         return {"segment": segment_to_wire(segment), "action": asdict(action), "tool": tool}, None
 
@@ -80,12 +80,11 @@ class RolloutRole(Role):
         self._pending: dict[str, dict[str, asyncio.Future[dict[str, Any]]]] = {}
         self._numbers = itertools.count()
         self._loaded: int | None = None
+        self._loading = asyncio.Lock()
         self._stats: dict[str, Any] = {}
-        self._place = Place(tp=setting.tp or 1)
-        self._arena: OwnedArena | None = None
-        if self._config.kv_arena:
-            path = arena_path(self.spec.run, self._arena_name)
-            self._place = replace(self._place, arena=str(path))
+        budget = self._config.kv_arena
+        self._staging = Staging(self.spec.run, setting.worker, setting.node, budget) if budget else None
+        self._freeing: asyncio.Future[None] | None = None
         self.environment: Environment
         self.sessions: Sessions | None = None
         """Where tools are inline."""
@@ -101,7 +100,7 @@ class RolloutRole(Role):
                     "engine": spec.engine,
                     "tokenizer": spec.tokenizer,
                     "deterministic": spec.deterministic,
-                    "place": asdict(self._place),
+                    "place": asdict(self._place()),
                 },
                 name=f"engine of {self.setting.worker}",
                 log=self.setting.log("rollout"),
@@ -119,45 +118,50 @@ class RolloutRole(Role):
         self._fail_pending(f"the engine of {self.setting.worker} is being stopped")
         if self.sessions is not None:
             self.sessions.close()
-        if not self._engine.done():
-            self._give_up("the role was given up before its engine started")
-        elif self._engine.exception() is None:
-            await self._engine.result().stop(self.spec.stop_seconds / 2)
-        if self._arena is not None:
-            self._arena.release()
-            self._arena = None
+        try:
+            if not self._engine.done():
+                self._give_up("the role was given up before its engine started")
+            elif self._engine.exception() is None:
+                await self._engine.result().stop(self.spec.stop_seconds / 2)
+        finally:
+            self._free_arena()
+            if self._freeing is not None:
+                await self._freeing
 
     async def load(self, weights: WeightVersion) -> None:
         """Load published weights, once the engine is up. Raises `WeightError` (the old ones stay), `InfraError` or
         `DeadlineError`."""
         engine = await asyncio.shield(self._engine)
-        if self._loaded != weights.version:
+        async with self._loading:
+            if self._loaded == weights.version:
+                return
             # An engine may need the weights to be built at all.
             building = self.spec.start_seconds if self._loaded is None else 0.0
             loaded = await engine.call("load", seconds=building + self.spec.load_seconds, **asdict(weights))
-            if self._arena is None and self._place.arena is not None and loaded["kv_layout"] is not None:
-                await self._make_arena(KVLayout(**loaded["kv_layout"]), loaded["version"])
+            if self._staging is not None and self._loaded is None:
+                await self._make_arena(self._staging, loaded)
             self._loaded = loaded["version"]
 
     def room(self, context: int) -> int:
         """Tokens that may follow a context of this many."""
         return self._max_context - context
 
-    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int) -> Segment:
+    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int, hint: Hint = NO_HINT) -> Segment:
         """Continue ``context`` by up to ``max_new`` tokens, fewer if the context limit is nearer; none if it is
-        reached."""
+        reached. ``hint``: where its KV may come from, and whether it shall be staged."""
         started = time.time()
         max_new = min(max_new, self.room(len(context)))
         if max_new < 1:
             return _empty_segment(len(context), self.setting.worker, started)
+        staging, name = self._staging, str(trajectory)
         end = await self._request(
-            str(trajectory),
+            name,
             tokens=np.asarray(context, np.int32),
             max_new=max_new,
             stop=list(self.environment.stop),
             temperature=temperature(self.spec, trajectory),
             stream=sample_stream(self.spec, trajectory),
-            stage=self._arena is not None,
+            **({} if staging is None else staging.wish(name, context, hint)),
         )
         return Segment(
             end["tokens"],
@@ -170,15 +174,14 @@ class RolloutRole(Role):
             started=started,
             ended=time.time(),
             queued=end["queued"],
+            staged=end["staged"],
+            migration=None if staging is None else staging.migration(hint, end, len(context)),
         )
 
     def forget(self, trajectories: Iterable[str]) -> None:
         ended = list(trajectories)
         if self.sessions is not None:
             self.sessions.forget(ended)
-        if self._arena is not None and self._arena.arena is not None:
-            for trajectory in ended:
-                self._arena.arena.release(trajectory)
         engine = self._living()
         for trajectory in ended:
             for identifier, future in self._pending.get(trajectory, {}).items():
@@ -188,6 +191,8 @@ class RolloutRole(Role):
                         engine.send("abort", request=identifier)
         if engine is not None:
             engine.send("release", sequences=ended)
+        if self._staging is not None:
+            self._staging.forget(ended)
 
     @property
     def ready(self) -> bool:
@@ -202,7 +207,8 @@ class RolloutRole(Role):
 
     def stats(self) -> dict[str, Any]:
         sessions = {} if self.sessions is None else self.sessions.stats()
-        return {**self._stats, "pending": len(self._pending), **sessions}
+        staged = {} if self._staging is None else self._staging.stats()
+        return {**self._stats, "pending": len(self._pending), **sessions, **staged}
 
     async def _request(self, trajectory: str, **fields: Any) -> dict[str, Any]:
         """The fields of the engine's `Generated`."""
@@ -230,17 +236,24 @@ class RolloutRole(Role):
             raise InfraError(f"{engine.name} ended a request of {trajectory}: {end['error'] or 'aborted'}")
         return end
 
-    @property
-    def _arena_name(self) -> str:
-        return re.sub(r"[^A-Za-z0-9_.-]+", "_", self.setting.worker)
+    def _place(self) -> Place:
+        return Place(self.setting.tp or 1, None if self._staging is None else str(self._staging.path))
 
-    async def _make_arena(self, layout: KVLayout, version: int) -> None:
-        """The engine, which has told its layout, finds the arena at the path that it was given."""
-        budget = self._config.kv_arena
-        await asyncio.to_thread(reap_arenas)
-        self._arena = await asyncio.to_thread(OwnedArena, self.spec.run, self._arena_name, layout, budget)
-        assert self._arena.arena is not None
-        self._arena.arena.set_weight_version(version)
+    async def _make_arena(self, staging: Staging, loaded: dict[str, Any]) -> None:
+        """For an engine that has loaded its first weights. The role may be stopped meanwhile."""
+        making = asyncio.create_task(
+            asyncio.to_thread(staging.open, loaded["kv_layout"], self._config.kind, loaded["version"])
+        )
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait([making])  # a thread cannot be stopped, and what it has made must be freed
+            raise
+
+    def _free_arena(self) -> None:
+        owned = None if self._staging is None else self._staging.take()
+        if owned is not None:
+            self._freeing = asyncio.ensure_future(asyncio.to_thread(owned.release))
 
     def _give_up(self, reason: str) -> None:
         """There will be no engine: whoever waits for it to load weights ends too."""
@@ -265,6 +278,7 @@ class RolloutRole(Role):
 
     def _on_exit(self, death: str) -> None:
         self._fail_pending(death)
+        self._free_arena()
         self.setting.on_lost(death)
 
     def _fail_pending(self, reason: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
+from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.worker_state_machine import CancelComputeEvent, UnpauseEvent
 
@@ -131,6 +132,7 @@ class LibraWorker(WorkerPlugin):
                     epoch,
                     tp,
                     str(self.worker.name),
+                    get_address_host(self.worker.address),
                     on_lost=lambda error: self._on_lost(epoch, error),
                     on_progress=lambda fields: self._send(wire.PROGRESS, fields=fields),
                 )

@@ -26,6 +26,7 @@ from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.plugin import LibraScheduler
 from libra.tasks import worker as worker_side
 from libra.tasks.envs.base import Action, BlockingSession, Environment, EnvironmentConfig, payload_digest
+from libra.tasks.kv import NO_HINT, Hint
 from libra.tasks.roles import make_environment
 from libra.tasks.sessions import Sessions
 
@@ -51,7 +52,7 @@ class PlannedRollout(LabelRollout):
         assert self.sessions is not None
         self.sessions.forget(trajectories)
 
-    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int) -> Segment:
+    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int, hint: Hint = NO_HINT) -> Segment:
         started = time.time()
         await asyncio.sleep(self.seconds)
         plan, made = context[context >= PLAN], int((context == RETURN).sum())

@@ -25,6 +25,7 @@ from libra.pipeline.view.files import read_summary
 from libra.pipeline.view.text import explained
 from libra.pipeline.view.view import View
 from libra.resources.handles import BatchHandle
+from libra.resources.kv.ownership import reap_arenas
 from libra.resources.weights import reap_weight_directories
 
 TICK_SECONDS = 0.5
@@ -49,6 +50,7 @@ async def train(
     nothing of the run is left behind on the cluster.
     """
     reap_weight_directories()
+    reap_arenas()
     if not resume:
         check_config(config)
     plain = to_plain(config)

@@ -29,6 +29,16 @@ _YOUNG_SECONDS = 60.0
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
+def arena_name(worker: str) -> str:
+    """What the arena of a Dask worker is called: the worker's name, without what no file name has."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", worker)
+
+
+def arena_path(run: str, worker: str, shared: Path = SHARED_MEMORY) -> Path:
+    """Where the arena of ``run``'s Dask worker lies, if it has one."""
+    return shared / f"libra-{run}-kv-{arena_name(worker)}" / ARENA_FILE
+
+
 class OwnedArena:
     """A new, empty arena of ``run``'s worker ``name``, removed at `release` or at the end of this process.
 
@@ -82,11 +92,6 @@ class OwnedArena:
         if self.arena is not None:
             self.arena.close()
         _remove(self.directory, self._lock)
-
-
-def arena_path(run: str, name: str, shared: Path = SHARED_MEMORY) -> Path:
-    """Where the arena of ``run``'s worker ``name`` lies, or will lie."""
-    return shared / f"libra-{run}-kv-{name}" / ARENA_FILE
 
 
 def reap_arenas(shared: Path = SHARED_MEMORY) -> list[Path]:

@@ -36,8 +36,8 @@ class EngineConfig(Config):
     threads: int = Field(default=1, ge=1)
     """Threads of the engine process."""
     kv_arena: Bytes = Field(default=0, ge=0)
-    """Shared host memory of each rollout worker in which KV is staged between requests, by engines that can (vLLM);
-    0: none."""
+    """Bytes of shared memory on each rollout worker in which KV is staged, so that a trajectory that moves to another
+    instance takes its KV along; 0: none is. Only engines that can stage (``vllm``)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind."""
 
@@ -93,7 +93,8 @@ class Generated:
     """The end of a request: sampled ids, logprobs and versions of shape (n,), why it ended, context tokens whose KV was
     reused, and the seconds it queued for a slot. ``error`` is the engine's own text when this request failed.
 
-    ``loaded``: of the reused tokens, those whose KV came from an arena; ``staged``: tokens whose KV goes into the
+    ``loaded``: of the reused tokens, those whose KV came from an arena, ``load_seconds`` after it was looked for (the
+    engine step that loads computes something too); ``staged``: tokens whose KV goes into the
     worker's (known of requests that ended by themselves only)."""
 
     id: str
@@ -107,6 +108,7 @@ class Generated:
     error: str | None = None
     loaded: int = 0
     staged: int = 0
+    load_seconds: float = 0.0
 
 
 def check_ids(request: GenerateRequest, vocabulary: int) -> None:

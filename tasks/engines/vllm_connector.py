@@ -13,6 +13,7 @@ computes those blocks anew. Whatever is not loaded or not staged is counted by i
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ class ArenaConnector(KVConnectorBase_V1):
         # EngineCore's half, by request.
         self._jobs = Jobs()
         self._found: dict[str, tuple[str, Entry]] = {}
-        self._loading: dict[str, LoadJob] = {}
+        self._loading: dict[str, tuple[LoadJob, float]] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._computed_under: dict[str, int] = {}
         self._writing: dict[str, Writing] = {}
@@ -139,7 +140,7 @@ class ArenaConnector(KVConnectorBase_V1):
         tokens = entry.tokens[: entry.matched]
         job = LoadJob(path, entry.trajectory, entry.version, tokens, first, ids)
         self._jobs.loads.append(job)
-        self._loading[request.request_id] = job
+        self._loading[request.request_id] = job, time.monotonic()
         self._told[request.request_id]["loaded"] = num_external_tokens
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Jobs:
@@ -172,11 +173,15 @@ class ArenaConnector(KVConnectorBase_V1):
         """Every rank has copied these: publish them (a rank that failed has doomed its entry). And what a rank could
         not load is computed."""
         invalid = connector_output.invalid_block_ids
-        for identifier, job in self._loading.items():
-            if invalid.intersection(job.blocks) and identifier in self._told:
-                told = self._told[identifier]
+        for identifier, (job, began) in self._loading.items():
+            if identifier not in self._told:
+                continue
+            told = self._told[identifier]
+            if invalid.intersection(job.blocks):
                 told["loaded"] = 0
                 told["refused"].append("lost")
+            else:
+                told["load_seconds"] = time.monotonic() - began
         self._loading.clear()
         for identifier in connector_output.finished_sending or ():
             writing = self._writing.pop(identifier, None)

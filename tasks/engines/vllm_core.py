@@ -260,7 +260,8 @@ class Core:
         """``generated`` with what the connector has said of its KV."""
         for reason in told.get("refused", ()):
             self.meter.kv_refused[reason] = self.meter.kv_refused.get(reason, 0) + 1
-        return replace(generated, loaded=told.get("loaded", 0), staged=told.get("staged", 0))
+        figures = {name: told[name] for name in ("loaded", "staged", "load_seconds") if name in told}
+        return replace(generated, **figures)
 
     def _end(self, generated: Generated) -> None:
         self._ended.append(generated)

@@ -116,6 +116,52 @@ def test_a_trajectory_that_ended_leaves_nothing() -> None:
     assert routes.instances["tcp://a"].tokens == 0
 
 
+def staging(*instances: tuple[str, int]) -> RoutingTable:
+    result = RoutingTable(ContextBounds({}), BUCKETS, staging=True)
+    for name, tp in instances:
+        result.offer(f"tcp://{name}", name, tp, 8)
+    result.open("g0m0", "p0", 40, returns=0)
+    result.place("g0m0")
+    return result
+
+
+def names(routes: RoutingTable) -> list[str]:
+    return [instance.name for instance in routes.sources("g0m0")[0]]
+
+
+def test_an_instance_keeps_staged_kv_until_a_segment_has_ended_elsewhere() -> None:
+    routes = staging(("a", 1), ("b", 2))
+    assert names(routes) == routes.arrived("g0m0") == []
+    routes.returned("g0m0", 0, OK, 500)
+    assert routes.place("g0m0") == (Placement("rollout:tp2", "tcp://b"), None)
+    assert names(routes) == ["a"]
+    assert routes.place("g0m0") == (Placement("rollout:tp2", "tcp://b"), None)  # the segment is placed again
+    assert names(routes) == ["a"]
+    assert routes.arrived("g0m0") == ["tcp://a"]
+    assert names(routes) == routes.arrived("g0m0") == []
+
+
+def test_whoever_may_still_hold_staged_kv_is_told_of_the_end() -> None:
+    routes = staging(("a", 1), ("b", 2), ("c", 4))
+    for turn, context in enumerate((500, 2000)):
+        routes.returned("g0m0", turn, OK, context)
+        routes.place("g0m0")
+    assert names(routes) == ["b", "a"]  # the likeliest first
+    assert routes.end([("g0m0", None)]) == {f"tcp://{name}": ["g0m0"] for name in "cab"}
+
+
+def test_a_trajectory_that_comes_back_finds_its_kv_at_home_and_a_lost_instance_holds_none() -> None:
+    routes = staging(("a", 1), ("b", 2), ("c", 4))
+    for turn, context in enumerate((500, 2000, 90)):
+        routes.returned("g0m0", turn, OK, context)
+        routes.place("g0m0")
+    assert names(routes) == ["c", "b"]  # and at a, where it is again
+    routes.withdraw("tcp://c")
+    assert names(routes) == ["b"]
+    routes.withdraw("tcp://b")
+    assert routes.arrived("g0m0") == []
+
+
 def test_an_answer_that_is_no_placement_is_refused() -> None:
     class Wrong(ContextBounds):
         def place(self, *_: object) -> Placement:  # type: ignore[override]

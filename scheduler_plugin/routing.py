@@ -41,6 +41,8 @@ class RoutingTable:
         self.buckets = tuple(buckets)
         self.routes: dict[str, Route] = {}
         self.instances: dict[str, RolloutInstance] = {}
+        self.retired: dict[str, RolloutInstance] = {}
+        """Instances that take nothing any more but keep staged KV."""
         self.tools: dict[str, int] = {}
         """Sessions by address of the tool workers that are ready."""
         self._tags = frozenset(rollout_tag(bucket.tp) for bucket in buckets)
@@ -56,21 +58,40 @@ class RoutingTable:
     def offer(self, address: str, name: str, tp: int, slots: int) -> None:
         """A rollout instance takes segments from now on."""
         self.instances[address] = RolloutInstance(address, name, tp, slots, 0, 0)
+        self.retired.pop(address, None)
         self._listed = None
 
     def offer_tool(self, address: str) -> None:
         """A tool worker takes calls from now on."""
         self.tools.setdefault(address, 0)
 
+    def retire(self, address: str) -> None:
+        """A rollout instance takes nothing any more. Where KV is staged, it keeps what it holds for trajectories."""
+        instance = self.instances.get(address)
+        if not self.staging or instance is None:
+            self.withdraw(address)
+            return
+        staying = [route for route in self.routes.values() if route.instance == address]
+        self.withdraw(address)
+        self.retired[address] = instance
+        for route in staying:
+            route.left.append(address)
+
+    def awaited(self, address: str) -> bool:
+        """Whether an instance keeps staged KV for trajectories that have not arrived elsewhere yet."""
+        return any(address in route.left for route in self.routes.values())
+
     def withdraw(self, address: str) -> None:
         """A worker takes nothing any more, and what it held for trajectories is gone."""
+        self.retired.pop(address, None)
         if self.instances.pop(address, None) is not None:
             self._listed = None
             for route in self.routes.values():
                 if route.instance == address:
                     route.instance, route.held = None, 0
-                if address in route.left:
-                    route.left.remove(address)
+        for route in self.routes.values() if self.staging else ():
+            if address in route.left:
+                route.left.remove(address)
         if self.tools.pop(address, None) is not None:
             for route in self.routes.values():
                 if route.session == address:
@@ -126,13 +147,14 @@ class RoutingTable:
         route = self.routes.get(trajectory)
         if route is None:
             return [], None
-        return [self.instances[address] for address in reversed(route.left)], route.move
+        there = self.instances | self.retired
+        return [there[address] for address in reversed(route.left)], route.move
 
     def arrived(self, trajectory: str) -> list[str]:
         """A segment of the trajectory has ended where it is now: the instances that have to forget it."""
         route = self.routes.get(trajectory)
-        if route is None or not route.left:
-            return []
+        if route is None or route.instance is None or not route.left:
+            return []  # what was cut short has its KV where it was
         left, route.left, route.move = route.left, [], None
         return left
 

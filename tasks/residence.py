@@ -16,7 +16,7 @@ from libra.resources.codec import pack, segment_to_wire, tool_return_from_wire, 
 from libra.resources.types import Tokens, ToolReturn, TrajectoryId
 from libra.tasks.kv import NO_HINT, hint_of
 from libra.tasks.line import Line
-from libra.tasks.rollout import RolloutRole, judge
+from libra.tasks.rollout import RolloutRole, Turn, judge
 from libra.tasks.running import Request, annotation, run_body, this_host
 from libra.tasks.sessions import Conversation, PastCall, Sessions
 
@@ -26,9 +26,10 @@ async def residence(blob: bytes) -> None:
 
     ``blob`` packs ``key``, ``trajectory``, ``tokens`` (int32, the context), ``max_new``, ``max_turns`` (calls of the
     trajectory at most), ``task`` (the task's spec), ``history`` ([{``call``, ``digest``}] of the calls whose returns
-    are in ``tokens``), and of ``call`` and ``tool`` at most one: the call to begin with, or its return. Hands over each
-    segment as it ends (`libra.resources.wire.SEGMENT`). Leaves ``tool`` as the task's metadata: None if the trajectory
-    has ended, else the return after which it moves.
+    are in ``tokens``), ``cut`` (the last of ``tokens`` that are of a turn which was cut short, to be continued), and of
+    ``call`` and ``tool`` at most one: the call to begin with, or its return. Hands over each segment as it ends
+    (`libra.resources.wire.SEGMENT`). Leaves ``tool`` as the task's metadata: None if the trajectory has ended or was
+    cut short, else the return after which it moves.
     """
     host = this_host()
 
@@ -65,6 +66,7 @@ class Residence:
         self._task, self._max_new, self._max_turns = request["task"], request["max_new"], request["max_turns"]
         self._history = [PastCall(past["call"], past["digest"]) for past in request["history"]]
         self._context: Tokens = request["tokens"]
+        self._cut = int(request["cut"])
         self._call: dict[str, Any] | None = request["call"]
         self._hint = hint_of(annotation(self._key), stage=True)
         self._tool = None if request["tool"] is None else tool_return_from_wire(request["tool"])
@@ -89,9 +91,10 @@ class Residence:
         role = self._role
         # Its KV lies elsewhere for the first segment only; after the last call it need not be staged.
         hint = replace(self._hint, stage=len(self._history) < self._max_turns)
-        segment = await role.generate(self._trajectory, self._context, self._max_new, hint)
-        self._hint = NO_HINT
-        action = judge(role.environment, segment, role.room(len(self._context)))
+        turn = Turn(self._context, self._cut, self._max_new)
+        segment = await role.generate(self._trajectory, self._context, turn.room, hint)
+        self._hint, self._cut = NO_HINT, 0
+        action = judge(role.environment, turn, segment, role.room(len(self._context)))
         self._context = np.concatenate([self._context, segment.tokens])
         told = {
             "tool": None if tool is None else tool_return_to_wire(tool),

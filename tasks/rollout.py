@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,9 @@ async def rollout(blob: bytes, tool: dict[str, Any] | None = None) -> None:
     """Body of a rollout task: one segment of one trajectory, and what it means.
 
     ``blob`` packs ``key``, ``trajectory``, ``turn``, ``tokens`` (int32, the context before the tool payload),
-    ``max_new`` and ``heldout``; ``tool`` is what the tool task returned, whose payload continues the context. Leaves
-    ``segment``, ``action`` (``kind``, ``call``, ``end``) and ``tool`` as the task's metadata.
+    ``max_new``, ``heldout`` and ``cut`` (the last tokens of the context that are of the same turn, which was cut
+    short); ``tool`` is what the tool task returned, whose payload continues the context. Leaves ``segment``, ``action``
+    (``kind``, ``call``, ``end``) and ``tool`` as the task's metadata.
     """
 
     async def work(role: RolloutRole, request: Request) -> tuple[dict[str, Any], None]:
@@ -45,21 +46,42 @@ async def rollout(blob: bytes, tool: dict[str, Any] | None = None) -> None:
         if tool is not None:
             context = np.concatenate([context, tool_return_from_wire(tool).payload])
         hint = hint_of(annotation(request["key"]), stage=True)
-        segment = await role.generate(TrajectoryId.parse(request["trajectory"]), context, request["max_new"], hint)
+        turn = Turn(context, request["cut"], request["max_new"])
+        segment = await role.generate(TrajectoryId.parse(request["trajectory"]), context, turn.room, hint)
         this_host().line.moved(request["key"], segment.migration)
-        action = judge(role.environment, segment, role.room(len(context)))
+        action = judge(role.environment, turn, segment, role.room(len(context)))
         return {"segment": segment_to_wire(segment), "action": asdict(action), "tool": tool}, None
 
     await run_body(RolloutRole, blob, work)
 
 
-def judge(environment: Environment, segment: Segment, room: int) -> Action:
-    """What a segment means. One that filled the ``room`` which the context limit left ends the trajectory with
-    ``tokens``. `TaskError` if the environment cannot tell."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn that goes on after ``context``, whose last ``cut`` tokens are its own; it has ``limit`` tokens at most."""
+
+    context: Tokens
+    cut: int
+    limit: int
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still have."""
+        return self.limit - self.cut
+
+
+def judge(environment: Environment, turn: Turn, segment: Segment, room: int) -> Action:
+    """What a segment means. One that was cut short (`RolloutRole.drain`) is continued elsewhere; one that filled the
+    ``room`` which the context limit left ends the trajectory with ``tokens``. `TaskError` if the environment cannot
+    tell."""
+    if segment.finish == "abort":
+        return Action("cut")
     if segment.finish != "stop" and len(segment.tokens) >= room:
         return Action("final", end="tokens")
+    tokens = segment.tokens
+    if turn.cut:
+        tokens = np.concatenate([turn.context[len(turn.context) - turn.cut :], tokens])
     try:
-        return environment.parse(segment.tokens, segment.finish == "stop")
+        return environment.parse(tokens, segment.finish == "stop")
     except Exception as error:
         raise TaskError(f"the environment cannot parse a turn: {error_text(error)}") from error
 
@@ -80,6 +102,7 @@ class RolloutRole(Role):
         self._pending: dict[str, dict[str, asyncio.Future[dict[str, Any]]]] = {}
         self._numbers = itertools.count()
         self._loaded: int | None = None
+        self._drains = False
         self._loading = asyncio.Lock()
         self._stats: dict[str, Any] = {}
         budget = self._config.kv_arena
@@ -151,8 +174,9 @@ class RolloutRole(Role):
         reached. ``hint``: where its KV may come from, and whether it shall be staged."""
         started = time.time()
         max_new = min(max_new, self.room(len(context)))
-        if max_new < 1:
-            return _empty_segment(len(context), self.setting.worker, started)
+        if max_new < 1 or self._drains:
+            empty = _empty_segment(len(context), self.setting.worker, started)
+            return replace(empty, finish="abort") if max_new >= 1 else empty
         staging, name = self._staging, str(trajectory)
         end = await self._request(
             name,
@@ -167,7 +191,8 @@ class RolloutRole(Role):
             end["tokens"],
             end["logprobs"],
             end["versions"],
-            end["finish"],
+            # One that has had all its tokens as it was cut short has ended.
+            "length" if end["finish"] == "abort" and len(end["tokens"]) >= max_new else end["finish"],
             context=len(context),
             cached=end["cached"],
             instance=self.setting.worker,
@@ -177,6 +202,15 @@ class RolloutRole(Role):
             staged=end["staged"],
             migration=None if staging is None else staging.migration(hint, end, len(context)),
         )
+
+    def drain(self, drains: bool) -> None:
+        """End all requests now, with the tokens that they have, and take none; or take requests again."""
+        self._drains = drains
+        engine = self._living()
+        for requests in self._pending.values() if drains and engine is not None else ():
+            for identifier in requests:
+                assert engine is not None
+                engine.send("abort", request=identifier)
 
     def forget(self, trajectories: Iterable[str]) -> None:
         ended = list(trajectories)
@@ -232,7 +266,7 @@ class RolloutRole(Role):
                 self._pending.pop(trajectory, None)
             if future.cancelled() and self._living() is not None:
                 engine.send("abort", request=identifier)
-        if end["error"] is not None or end["finish"] == "abort":
+        if end["error"] is not None or (end["finish"] == "abort" and not self._drains):
             raise InfraError(f"{engine.name} ended a request of {trajectory}: {end['error'] or 'aborted'}")
         return end
 

@@ -66,6 +66,7 @@ class LibraWorker(WorkerPlugin):
             wire.START_ROLE: self.on_start_role,
             wire.STOP_ROLE: self.on_stop_role,
             wire.LOAD_WEIGHTS: self.on_load_weights,
+            wire.DRAIN: self.on_drain,
             wire.FORGET: self.on_forget,
             wire.ANSWER: self.on_answer,
         }
@@ -151,6 +152,12 @@ class LibraWorker(WorkerPlugin):
         role = self.role
         if isinstance(role, RolloutRole) and role.epoch == epoch:
             self._spawn(self._load(role, WeightVersion(**weights)))
+
+    def on_drain(self, epoch: int, drains: bool) -> None:
+        """Cut the requests of a rollout role short, or take requests again. Ignored if the role is of another epoch."""
+        role = self.role
+        if isinstance(role, RolloutRole) and role.epoch == epoch:
+            role.drain(drains)
 
     def on_forget(self, trajectories: list[str]) -> None:
         """These trajectories have ended."""

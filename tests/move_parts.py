@@ -31,18 +31,18 @@ START_SECONDS = 300.0
 
 
 class RamblingHop(HopEnvironment):
-    """`hop` for a model that has learned nothing: one id in three ends a turn, and a turn is a lookup of the key that
-    its last id names, or (one in eight) the answer. The reward is a fingerprint of all that was sampled."""
+    """`hop` for a model that has learned nothing: one id in eight ends a turn, and a turn is a lookup of the key that
+    its last id names, or (one in seven) the answer. The reward is a fingerprint of all that was sampled."""
 
     @property
     def stop(self) -> tuple[int, ...]:
-        return tuple(range(0, VOCABULARY, 3))
+        return tuple(range(0, VOCABULARY, 8))
 
     def parse(self, tokens: Tokens, finished: bool) -> Action:
         last = int(tokens[-1])
-        if last % 8 == 0:
+        if last % 7 == 0:
             return Action("final", end="answer")
-        return Action("call", {"name": "get", "key": f"k{last}"})
+        return Action("call", {"name": "get", "arguments": {"key": f"k{last}"}})
 
     def reward(self, task: dict[str, Any], trajectory: Trajectory) -> float:
         sampled = trajectory.tokens[trajectory.mask == 1].astype(np.int64)
@@ -65,7 +65,7 @@ def moves_spec(folder: Path, inline: bool, **changes: Any) -> RunSpec:
     """A run on a vLLM instance of TP 1 and one of TP 2, which stage KV."""
     tokenizer = folder / "tokenizer.json"
     write_tokenizer(tokenizer)
-    environment = {"kind": "move_parts:RamblingHop", "inline": inline, "max_turns": MAX_TURNS, "max_turn_tokens": 12}
+    environment = {"kind": "move_parts:RamblingHop", "inline": inline, "max_turns": MAX_TURNS, "max_turn_tokens": 20}
     values: dict[str, Any] = {
         "run_dir": str(folder),
         "engine": {"kind": "vllm", "slots": 32, "max_context": 240, "kv_arena": 64 * 2**20},
@@ -73,7 +73,7 @@ def moves_spec(folder: Path, inline: bool, **changes: Any) -> RunSpec:
         "tokenizer": str(tokenizer),
         "roles": {"rollout": 2, "tool": 0 if inline else 1, "reward": 0, "train": 0},
         "temperature": 0.0,
-        "max_turn_tokens": 12,
+        "max_turn_tokens": 20,
         "max_context": 240,
         "start_seconds": START_SECONDS,
         "load_seconds": START_SECONDS,

@@ -162,6 +162,33 @@ def test_a_trajectory_that_comes_back_finds_its_kv_at_home_and_a_lost_instance_h
     assert routes.arrived("g0m0") == []
 
 
+def test_a_retired_instance_keeps_staged_kv_for_those_that_were_there_until_they_have_arrived() -> None:
+    routes = staging(("a", 1), ("b", 1))
+    home = "a" if routes.instances["tcp://a"].sequences else "b"
+    other = "b" if home == "a" else "a"
+    routes.retire(f"tcp://{home}")
+    assert routes.awaited(f"tcp://{home}")
+    assert routes.arrived("g0m0") == []  # the segment that was cut short has ended
+    assert routes.place("g0m0") == (Placement("rollout:tp1", f"tcp://{other}"), None)
+    assert names(routes) == [home]
+    assert routes.arrived("g0m0") == [f"tcp://{home}"]
+    assert not routes.awaited(f"tcp://{home}")
+
+
+def test_a_retired_instance_that_ends_or_that_stages_nothing_is_gone() -> None:
+    routes = staging(("a", 1))
+    routes.retire("tcp://a")
+    routes.withdraw("tcp://a")
+    assert names(routes) == []
+    assert not routes.awaited("tcp://a")
+    plain = table(("a", 1))
+    plain.open("g0m0", "p0", 40, returns=0)
+    plain.place("g0m0")
+    plain.retire("tcp://a")
+    assert not plain.retired
+    assert plain.routes["g0m0"].instance is None
+
+
 def test_an_answer_that_is_no_placement_is_refused() -> None:
     class Wrong(ContextBounds):
         def place(self, *_: object) -> Placement:  # type: ignore[override]

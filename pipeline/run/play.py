@@ -164,8 +164,8 @@ class Player:
     def _check_in_a_row(self, draft: Draft, tried: Next, error: Exception) -> None:
         if (in_a_row := self._in_a_row[tried]) >= self._consecutive:
             raise TooManyFailuresError(
-                f"{in_a_row} infrastructure failures in a row, which is at least retries.consecutive_infra = "
-                f"{self._consecutive}; the last one, of {draft.id}: {error}"
+                f"gave up after {in_a_row} infrastructure failures in a row (retries.consecutive_infra = "
+                f"{self._consecutive} are enough); the last one, of {draft.id}: {error}"
             ) from error
 
 

@@ -7,8 +7,11 @@ code 2 for a wrong config or command line, 1 for everything else and 130 for Ctr
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -68,8 +71,18 @@ def main() -> None:
     """Train LLM agents with reinforcement learning on a Dask cluster.
 
     A CONFIG is a YAML file or the name of a shipped one (quickstart, scripted); OVERRIDES are dotted keys with values,
-    as in algorithm.lr=1e-3.
+    as in algorithm.lr=1e-3. Import paths in it (my.module:Env) are also looked for in this folder.
     """
+    _import_from_here()
+
+
+def _import_from_here() -> None:
+    """Let import paths name modules in the working directory, as ``python -m`` does (Dask's processes are started so);
+    last, so that a file there takes the place of nothing."""
+    with contextlib.suppress(FileNotFoundError):  # the working directory is gone
+        here = str(Path.cwd())
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)
 
 
 @main.command()
@@ -119,8 +132,6 @@ def config_show(config: str, overrides: tuple[str, ...]) -> None:
 @_debug
 def report(run: str) -> None:
     """Build report.html of the run folder RUN from its files alone, finished or not."""
-    from pathlib import Path
-
     from libra.pipeline.report import write_report
 
     click.echo(write_report(Path(run)))

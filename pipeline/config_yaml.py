@@ -61,7 +61,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_mapping(text: str, source: str) -> dict[str, Any]:
-    """A YAML document that is a mapping with text keys; an empty one is ``{}``. Raises `ConfigError` with the line."""
+    """A YAML document that is a mapping with text keys. Raises `ConfigError` with the line, or for an empty one."""
     try:
         data = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -70,7 +70,7 @@ def parse_mapping(text: str, source: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is no valid YAML: {error}") from None
     if data is None:
-        return {}
+        raise ConfigError(f"{source} is empty; a config is a mapping such as 'steps: 40'")
     if not isinstance(data, dict):
         raise ConfigError(f"{source} holds a {type(data).__name__}; a config is a mapping such as 'steps: 40'")
     return data

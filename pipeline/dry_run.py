@@ -51,7 +51,7 @@ def examine_run(config: RunConfig, *, resume: bool, fresh: bool) -> list[Check]:
         try:
             environment_class(config.environment.kind)
         except ConfigError as error:
-            mend = "environment.kind=<a shipped kind, or the import path of one that can be imported here>"
+            mend = "PYTHONPATH=<the folder of its module>, or environment.kind=<one that can be imported>"
             checks.append(Check(f"environment {config.environment.kind}", "missing", str(error), mend))
         else:
             tokenizer, found = _tokenizer(config, Path(folder))

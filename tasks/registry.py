@@ -68,7 +68,7 @@ def load_object(path: str, key: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"{key} = {path!r}: cannot import {module_name!r} ({error}); "
-            "install it where the workers run, or start them where it can be imported"
+            "install it where the workers run, start them in its folder, or name that in PYTHONPATH (PYTHONPATH=.)"
         ) from error
     if not hasattr(module, name):
         raise ConfigError(f"{key} = {path!r}: {module_name!r} has no {name!r}{_hint(name, vars(module))}")

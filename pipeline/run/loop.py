@@ -33,6 +33,7 @@ from libra.pipeline.ledger.ledger import Wait
 from libra.pipeline.run.books import Books, step_trained
 from libra.pipeline.run.evaluation import When, evaluate
 from libra.pipeline.run.fleet import Fleet
+from libra.pipeline.run.fruitless import Fruitless
 from libra.pipeline.run.play import Hooks, Player
 from libra.pipeline.run.prompts import PromptOrder
 from libra.pipeline.run.training import TrainingSide
@@ -83,6 +84,7 @@ class RunLoop:
         self._allowed = self._c.steps
         self._stepped: float | None = None
         self.begins_at = self._ledger.version
+        self._fruitless = Fruitless()
         self._hooks = Hooks(grow=self._grow, restart=self._restart)
 
     async def run(self) -> None:
@@ -201,11 +203,7 @@ class RunLoop:
             while self._ledger.room > 0 and self._ledger.bytes_held < self._c.store.buffer:
                 self._admit_group()
             if self._ledger.returned_in_a_row >= self._c.groups.max_returned:
-                raise LibraError(
-                    f"{self._c.groups.max_returned} groups in a row (groups.max_returned) gave nothing to learn from: "
-                    "all members of one had the same reward, or too few had any. "
-                    "Look at the rewards in metrics.jsonl: the tasks may be too hard or too easy for this policy."
-                )
+                raise LibraError(self._fruitless.message(self._c.groups.max_returned))
             await self._books.changes.wait()
 
     def _admit_group(self) -> None:
@@ -224,7 +222,10 @@ class RunLoop:
         try:
             verdict = await self._p.player.play(draft, draft.id.group // self._c.batch_groups, self._hooks)
             failure = None if verdict.failure is None else [verdict.failure.kind, verdict.failure.reason]
+            self._fruitless.ended(str(draft.id), None if failure is None else f"{failure[0]} failure: {failure[1]}")
             self._books.record(Ended(str(draft.id), verdict.reward, failure, verdict.artifact, time.time()))
+            if self._ledger.returned_in_a_row == 0:
+                self._fruitless.reset()
         finally:
             del self._members[draft.id]
 

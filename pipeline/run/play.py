@@ -64,6 +64,10 @@ RETRY_SECONDS = 0.2
 """Wait before the first retry of a trajectory, doubled each time: what failed may need a moment to come back."""
 
 
+REWARD_SLACK = 5.0
+"""Seconds for a reward task to reach its worker and for its answer to come back."""
+
+
 class Player:
     """Plays drafts through the driver.
 
@@ -85,23 +89,25 @@ class Player:
         final = None
         try:
             async with asyncio.timeout(self._rules.wall_seconds) as limit:
-                verdict = await self._persist(draft, step, hooks)
+                verdict = await self._persist(draft, step, hooks, limit)
             final = draft.length if verdict.failure is None else None
             return verdict
         except TimeoutError:
             if not limit.expired():
                 raise
             seconds = self._rules.wall_seconds
-            reason = (
-                f"not finished after {seconds:g} s of wall time (environment.wall_timeout), at {draft.length} tokens"
-            )
+            limit_text = f"{seconds:g} s of wall time (environment.wall_timeout)"
+            reason = f"not finished after {limit_text}, at {draft.length} tokens"
+            if draft.next == "reward":
+                reason = f"its reward was not there after {limit_text}"
             return Verdict(None, Failure("task", reason), {})
         finally:
             self.active -= 1
             self._driver.end(str(draft.id), final)
 
-    async def _persist(self, draft: Draft, step: int, hooks: Hooks) -> Verdict:
-        """Try the next thing the draft needs until it has ended or its retries are used up."""
+    async def _persist(self, draft: Draft, step: int, hooks: Hooks, limit: asyncio.Timeout) -> Verdict:
+        """Try the next thing the draft needs until it has ended or its retries are used up. Its reward gets a time of
+        its own, a little longer than the worker gives it, which can say more about it."""
         failures = 0
 
         def grow(tool: Wire | None, segment: Wire, action: Wire) -> None:
@@ -114,6 +120,7 @@ class Player:
                 if draft.next != "reward":
                     await self._form.advance(draft, step, grow)
                     continue
+                limit.reschedule(asyncio.get_running_loop().time() + self._rules.wall_seconds + REWARD_SLACK)
                 verdict = await self._reward(draft, step)
                 self._in_a_row["reward"] = 0
                 return verdict
@@ -159,8 +166,8 @@ class Player:
     def _check_in_a_row(self, draft: Draft, tried: Next, error: Exception) -> None:
         if (in_a_row := self._in_a_row[tried]) >= self._consecutive:
             raise TooManyFailuresError(
-                f"{in_a_row} infrastructure failures in a row (retries.consecutive_infra = {self._consecutive}); "
-                f"the last one, of {draft.id}: {error}"
+                f"gave up after {in_a_row} infrastructure failures in a row (retries.consecutive_infra = "
+                f"{self._consecutive} are enough); the last one, of {draft.id}: {error}"
             ) from error
 
 

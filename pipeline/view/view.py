@@ -20,6 +20,7 @@ from libra.pipeline.view.display import Display, display_for
 from libra.pipeline.view.events import Event, RunStarted
 from libra.pipeline.view.files import MetricsFile, read_metrics, write_summary
 from libra.pipeline.view.monitor import Heldout, RunMonitor
+from libra.pipeline.view.text import explained, one_line
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -97,9 +98,11 @@ class View:
             self._broken.add(part)
             logger.warning("nobody reads the %s of run %s any more; the run goes on", part, self._run_dir)
             return None
-        except Exception:
+        except Exception as error:
             self._broken.add(part)
-            logger.exception("the %s of run %s failed; the run goes on without it", part, self._run_dir)
+            why = one_line(explained(error))
+            logger.error("the %s of run %s failed (%s); the run goes on without it", part, self._run_dir, why)
+            logger.debug("the %s of run %s failed so:", part, self._run_dir, exc_info=True)
             return None
 
 

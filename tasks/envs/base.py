@@ -8,7 +8,6 @@ trajectory and never sees the session; a tool's payload is token ids that contin
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import random
 from abc import ABC, abstractmethod
@@ -23,6 +22,7 @@ from pydantic import Field
 from libra.resources.config import Config, Seconds
 from libra.resources.errors import ConfigError
 from libra.resources.types import Stream, Tokens, ToolReturn, Trajectory
+from libra.tasks.threads import in_thread
 
 
 class EnvironmentConfig(Config):
@@ -40,7 +40,7 @@ class EnvironmentConfig(Config):
     tool_timeout: Seconds = 30.0
     """Wall time of one tool call; past it the call is an infrastructure failure."""
     wall_timeout: Seconds = 300.0
-    """Wall time of one trajectory; past it the trajectory is dropped and counted."""
+    """Wall time of one trajectory, and again of its reward; past it the trajectory is dropped and counted."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind."""
 
@@ -108,7 +108,7 @@ class BlockingSession(Session):
         """What `tool` does. Calls of one session never overlap, unless one went on past its time-out."""
 
     async def tool(self, turn: int, call: dict[str, Any]) -> ToolReturn:
-        return await asyncio.to_thread(self.call, turn, call)
+        return await in_thread(self.call, turn, call)
 
 
 class Environment(ABC):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,24 @@ def test_the_twenty_lines_of_the_readme_run_as_they_stand(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert re.search(r"version 0: \d+ tokens, the longest trajectory has \d+\n", done.stdout)
     assert re.search(r"mean reward 0\.\d+, mean token id \d+\n", done.stdout)
+
+
+def test_the_environment_of_the_readme_runs_where_it_lies(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    module = next(block for block in blocks if "class Guess(Environment)" in block)
+    assert len([line for line in module.splitlines() if line.strip()]) <= 35
+    (tmp_path / "guess.py").write_text(module)
+    command = shlex.split(next(line for line in text.splitlines() if "environment.kind=guess:Guess" in line))
+    command[0] = str(Path(sysconfig.get_path("scripts")) / command[0])  # the console script: no -m adds the folder
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*command, "eval.tasks=4"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "guess finished at step 2 of 2" in done.stdout
+    assert "ended by" in (tmp_path / "runs" / "guess" / "report.html").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -172,6 +172,7 @@ def test_yaml_values_are_read_as_yaml_1_2_reads_them(text: str, value: Any) -> N
         ("steps: 1\nsteps: 2\n", ["line 2", "'steps' is given twice"]),
         ("steps: [1\n", ["is no valid YAML"]),
         ("- 1\n", ["holds a list"]),
+        ("# nothing yet\n", ["is empty; a config is a mapping such as 'steps: 40'"]),
         ("a: !!python/object/apply:os.system [ls]\n", ["is no valid YAML"]),
     ],
 )

@@ -101,6 +101,12 @@ def test_a_dry_run_finds_what_would_stop_the_run(
     assert fragment in check.detail
 
 
+def test_an_environment_that_cannot_be_imported_is_to_be_mended(tmp_path: Path) -> None:
+    check = by_name(scripted(tmp_path, "environment.kind=no.such:Env"))["environment"]
+    assert "PYTHONPATH" in check.mend
+    assert "environment.kind" in check.mend
+
+
 def test_a_dry_run_says_what_a_replanning_run_goes_by(tmp_path: Path) -> None:
     overrides = ["planner.enabled=true", "planner.model=qwen3_4b", "planner.hardware=a800_80g"]
     check = by_name(scripted(tmp_path, *overrides))["planner"]

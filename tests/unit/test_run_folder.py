@@ -7,9 +7,19 @@ from typing import Any
 import pytest
 
 from libra.pipeline.store.run_folder import RunFolder, config_differences, fingerprint
+from libra.resources.durable import naming
 from libra.resources.errors import StoreError
 
 CONFIG: dict[str, Any] = {"seed": 1, "algorithm": {"lr": 1e-3, "clip": [0.2, 0.28]}, "steps": 24, "model": None}
+
+
+def test_a_full_disk_is_named_where_the_system_names_no_file(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}'"),
+        naming(tmp_path),
+        Path("/dev/full").open("wb", buffering=0) as full,
+    ):
+        full.write(b"x")
 
 
 def test_a_new_folder_holds_its_config_and_opens_again(tmp_path: Path) -> None:

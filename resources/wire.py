@@ -14,8 +14,8 @@ METADATA = "libra"
 
 ANNOTATION = "libra"
 """Key of ``TaskState.annotations`` under which the plugin writes what it has decided for a task: ``trajectory``,
-``turn``, ``version``, ``bucket``, and for a segment after a move ``kv``: ``sources`` ([[worker, node]] where KV may
-lie) and ``expected`` (seconds that its way should take, or None). Dask sends it to the worker with the task."""
+``turn``, ``version``, ``bucket``, and for a segment after a move ``kv``: ``sources`` ([[worker, node, address]] where
+KV may lie) and ``expected`` (seconds that its way should take, or None). Dask sends it to the worker with the task."""
 
 # driver → plugin, RPC (``client.scheduler.<name>(...)``); each but the claim takes ``token``.
 CLAIM = "libra_claim"
@@ -55,6 +55,14 @@ EVENT = "libra-event"
 starting engine will look for), ``weights`` (worker, version, error), ``unbound`` (key, reason), ``lost`` (worker,
 role), ``residence`` (key, reason: its worker is lost, it was released and will not run again), ``alarm`` (where,
 error), ``progress`` (fields), ``replan`` (action, reason, and figures)."""
+
+# worker → worker, RPC
+KV_ENTRY = "libra_kv_entry"
+"""``run``, ``trajectory``, ``version``, ``context`` (int32 bytes) → ``seq``, ``matched`` (tokens) and ``layout`` of the
+KV that the worker has staged, or ``refused`` (why)."""
+KV_CHUNK = "libra_kv_chunk"
+"""The same, and ``seq``, ``first``, ``last`` (rows of the entry) → ``data`` and its CRC-32C ``checksum``, or
+``refused``."""
 
 # plugin → worker, stream
 RETAG = "libra-retag"

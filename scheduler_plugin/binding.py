@@ -23,7 +23,7 @@ from typing import Any
 
 from libra.resources import wire
 from libra.resources.keys import KINDS
-from libra.resources.tags import REWARD, TOOL, TRAIN, UNBOUND
+from libra.resources.tags import REWARD, TOOL, TRAIN, UNBOUND, node_of
 from libra.resources.types import Migration, ToolState
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.forwarding import Outbox
@@ -228,5 +228,6 @@ class Binder:
         """Where staged KV of the trajectory may lie, for the worker of its next segment; None if nowhere else."""
         instances, move = self.table.sources(trajectory)
         workers = self._scheduler.workers
-        sources = [[each.name, workers[each.address].host] for each in instances if each.address in workers]
+        there = [(each.name, workers[each.address]) for each in instances if each.address in workers]
+        sources = [[name, node_of(worker.resources, worker.host), worker.address] for name, worker in there]
         return {"sources": sources, "expected": None if move is None else move.seconds} if sources else None

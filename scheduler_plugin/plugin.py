@@ -142,8 +142,8 @@ class LibraScheduler(SchedulerPlugin):
                 claim.binder.tool_returned(task, parts)
             else:
                 self.outbox.finished(task)
-                if parts[0] == "rollout":
-                    claim.binder.arrived(parts[3])
+                if parts[0] == "rollout" and not claim.spec.inline:
+                    claim.binder.arrived(parts[3])  # a residence ends where it is left, not where it goes on
         elif finish == "released":
             claim.binder.came_back(task, parts)
 

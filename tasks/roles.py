@@ -23,7 +23,8 @@ from libra.tasks.envs.base import Environment, EnvironmentConfig
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a role is made from. ``tp``: the TP degree of a rollout's bucket. ``worker``: the Dask worker's name, and
-    ``node``: the host or label of where it runs. ``on_lost`` is called with why when a
+    ``node``: the label or host of where it runs (`libra.resources.tags.node_of`); ``peer`` gives Dask's RPC to another
+    worker's address. ``on_lost`` is called with why when a
     ready role's child process has died; ``on_progress`` with plain values that a person may want to see."""
 
     spec: RunSpec
@@ -31,6 +32,7 @@ class Setting:
     tp: int | None
     worker: str
     node: str
+    peer: Callable[[str], Any]
     on_lost: Callable[[str], None]
     on_progress: Callable[[dict[str, Any]], None]
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from libra.resources.codec import segment_to_wire, tool_return_from_wire
 from libra.resources.errors import InfraError, TaskError
+from libra.resources.kv.arena import Arena
 from libra.resources.types import Segment, Tokens, TrajectoryId, WeightVersion
 from libra.tasks.child.host import error_text
 from libra.tasks.child.parent import ChildProcess
@@ -106,7 +107,7 @@ class RolloutRole(Role):
         self._loading = asyncio.Lock()
         self._stats: dict[str, Any] = {}
         budget = self._config.kv_arena
-        self._staging = Staging(self.spec.run, setting.worker, setting.node, budget) if budget else None
+        self._staging = Staging(self.spec.run, setting.worker, setting.node, budget, setting.peer) if budget else None
         self._freeing: asyncio.Future[None] | None = None
         self.environment: Environment
         self.sessions: Sessions | None = None
@@ -178,6 +179,8 @@ class RolloutRole(Role):
             empty = _empty_segment(len(context), self.setting.worker, started)
             return replace(empty, finish="abort") if max_new >= 1 else empty
         staging, name = self._staging, str(trajectory)
+        if staging is not None:
+            hint = await staging.bring(name, context, hint, self.spec.load_seconds)
         end = await self._request(
             name,
             tokens=np.asarray(context, np.int32),
@@ -202,6 +205,11 @@ class RolloutRole(Role):
             staged=end["staged"],
             migration=None if staging is None else staging.migration(hint, end, len(context)),
         )
+
+    @property
+    def arena(self) -> Arena | None:
+        """Where its KV is staged, if it is."""
+        return None if self._staging is None else self._staging.arena
 
     def drain(self, drains: bool) -> None:
         """End all requests now, with the tokens that they have, and take none; or take requests again."""

@@ -93,9 +93,9 @@ class Generated:
     """The end of a request: sampled ids, logprobs and versions of shape (n,), why it ended, context tokens whose KV was
     reused, and the seconds it queued for a slot. ``error`` is the engine's own text when this request failed.
 
-    ``loaded``: of the reused tokens, those whose KV came from an arena, ``load_seconds`` after it was looked for (the
-    engine step that loads computes something too); ``staged``: tokens whose KV goes into the
-    worker's (known of requests that ended by themselves only)."""
+    ``loaded``: of the reused tokens, those whose KV came from an arena; ``staged``: tokens whose KV goes into the
+    worker's (known of requests that ended by themselves only); ``kv_seconds``: from when it was first scheduled until
+    the KV of its context was there, loaded or computed (0: not measured)."""
 
     id: str
     sequence: str
@@ -108,7 +108,7 @@ class Generated:
     error: str | None = None
     loaded: int = 0
     staged: int = 0
-    load_seconds: float = 0.0
+    kv_seconds: float = 0.0
 
 
 def check_ids(request: GenerateRequest, vocabulary: int) -> None:

@@ -84,7 +84,8 @@ class ArenaConnector(KVConnectorBase_V1):
         # EngineCore's half, by request.
         self._jobs = Jobs()
         self._found: dict[str, tuple[str, Entry]] = {}
-        self._loading: dict[str, tuple[LoadJob, float]] = {}
+        self._loading: dict[str, LoadJob] = {}
+        self._began: dict[str, tuple[Request, float]] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._computed_under: dict[str, int] = {}
         self._writing: dict[str, Writing] = {}
@@ -130,6 +131,7 @@ class ArenaConnector(KVConnectorBase_V1):
         if own is None:
             return
         self._computed_under[request.request_id] = own.weight_version
+        self._began.setdefault(request.request_id, (request, time.monotonic()))
         found = self._found.pop(request.request_id, None)
         if found is None or num_external_tokens == 0:
             return
@@ -140,7 +142,7 @@ class ArenaConnector(KVConnectorBase_V1):
         tokens = entry.tokens[: entry.matched]
         job = LoadJob(path, entry.trajectory, entry.version, tokens, first, ids)
         self._jobs.loads.append(job)
-        self._loading[request.request_id] = job, time.monotonic()
+        self._loading[request.request_id] = job
         self._told[request.request_id]["loaded"] = num_external_tokens
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Jobs:
@@ -155,6 +157,7 @@ class ArenaConnector(KVConnectorBase_V1):
         self._found.pop(identifier, None)
         self._loading.pop(identifier, None)
         version = self._computed_under.pop(identifier, None)
+        self._has_context(identifier)
         told = self._told.pop(identifier, {"refused": []})
         # Steps may be under way whose tokens nobody has seen yet.
         count = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
@@ -173,20 +176,26 @@ class ArenaConnector(KVConnectorBase_V1):
         """Every rank has copied these: publish them (a rank that failed has doomed its entry). And what a rank could
         not load is computed."""
         invalid = connector_output.invalid_block_ids
-        for identifier, (job, began) in self._loading.items():
-            if identifier not in self._told:
-                continue
-            told = self._told[identifier]
-            if invalid.intersection(job.blocks):
+        for identifier, job in self._loading.items():
+            if invalid.intersection(job.blocks) and identifier in self._told:
+                told = self._told[identifier]
                 told["loaded"] = 0
                 told["refused"].append("lost")
-            else:
-                told["load_seconds"] = time.monotonic() - began
         self._loading.clear()
+        for identifier, (request, _) in list(self._began.items()):
+            if request.num_computed_tokens >= request.num_prompt_tokens:
+                self._has_context(identifier)
         for identifier in connector_output.finished_sending or ():
             writing = self._writing.pop(identifier, None)
             if writing is not None:
                 writing.publish()
+
+    def _has_context(self, identifier: str) -> None:
+        """The KV of a request's whole context is there: note how long that took since it was first scheduled."""
+        _, began = self._began.pop(identifier, (None, None))
+        told = self._told.get(identifier)
+        if began is not None and told is not None:
+            told["kv_seconds"] = time.monotonic() - began
 
     # -- a rank -------------------------------------------------------------------------------------------------------
 

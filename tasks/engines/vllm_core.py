@@ -260,7 +260,7 @@ class Core:
         """``generated`` with what the connector has said of its KV."""
         for reason in told.get("refused", ()):
             self.meter.kv_refused[reason] = self.meter.kv_refused.get(reason, 0) + 1
-        figures = {name: told[name] for name in ("loaded", "staged", "load_seconds") if name in told}
+        figures = {name: told[name] for name in ("loaded", "staged", "kv_seconds") if name in told}
         return replace(generated, **figures)
 
     def _end(self, generated: Generated) -> None:

@@ -24,9 +24,13 @@ BUDGET = 8 * 2**20
 TOKENS = np.arange(150, dtype=np.int32)
 
 
+def no_peer(address: str) -> Any:
+    raise AssertionError(f"nothing is to be fetched from {address}")
+
+
 @pytest.fixture
 def staging() -> Iterator[Staging]:
-    made = Staging(RUN, WORKER, NODE, BUDGET)
+    made = Staging(RUN, WORKER, NODE, BUDGET, no_peer)
     made.open(LAYOUT.to_json(), "test", 3)
     yield made
     owned = made.take()
@@ -47,7 +51,7 @@ def has(staging: Staging, trajectory: str) -> bool:
 
 
 def ended(**fields: Any) -> dict[str, Any]:
-    return {"loaded": 0, "staged": 0, "cached": 0, "load_seconds": 0.0, **fields}
+    return {"loaded": 0, "staged": 0, "cached": 0, "kv_seconds": 0.0, **fields}
 
 
 def test_the_arena_lies_where_run_and_worker_say_and_ends_with_its_owner(staging: Staging) -> None:
@@ -67,21 +71,24 @@ def test_the_arena_lies_where_run_and_worker_say_and_ends_with_its_owner(staging
 
 def test_an_engine_that_stages_no_kv_cannot_have_an_arena() -> None:
     with pytest.raises(ConfigError, match=r"engine.kv_arena = 1024 but engine.kind = 'torch' stages no KV"):
-        Staging(RUN, WORKER, NODE, 1024).open(None, "torch", 0)
+        Staging(RUN, WORKER, NODE, 1024, no_peer).open(None, "torch", 0)
     assert not arena_path(RUN, WORKER).parent.exists()
 
 
 def test_what_the_plugin_wrote_becomes_a_hint_and_only_arenas_of_the_node_a_wish(staging: Staging) -> None:
-    written = {"bucket": "rollout:tp1", "kv": {"sources": [["b", NODE], ["c", "10.0.0.2"]], "expected": 0.5}}
+    written = {
+        "bucket": "rollout:tp1",
+        "kv": {"sources": [["b", NODE, "tcp://b"], ["c", "10.0.0.2", "tcp://c"]], "expected": 0.5},
+    }
     hint = hint_of(written, stage=False)
-    assert hint == Hint(False, (Source("b", NODE), Source("c", "10.0.0.2")), 0.5)
+    assert hint == Hint(False, (Source("b", NODE, "tcp://b"), Source("c", "10.0.0.2", "tcp://c")), 0.5)
     assert staging.wish("g0m0", TOKENS, hint) == {"stage": False, "arenas": [str(arena_path(RUN, "b"))]}
     assert hint_of({}, stage=True) == Hint(stage=True)
 
 
 def test_what_came_of_a_move_is_told_of_the_first_segment_only(staging: Staging) -> None:
-    moved = Hint(True, (Source("b", NODE),), 0.5)
-    loaded = staging.migration(moved, ended(loaded=90, cached=90, load_seconds=0.25), 100)
+    moved = Hint(True, (Source("b", NODE, "tcp://b"),), 0.5)
+    loaded = staging.migration(moved, ended(loaded=90, cached=90, kv_seconds=0.25), 100)
     assert loaded == Migration("load", "b", WORKER, 90, 90 * LAYOUT.bytes_per_token, 0.25, 0.5)
     assert staging.migration(moved, ended(cached=10), 100) == Migration("prefill", "b", WORKER, 90, 0, 0.0, 0.5)
     assert staging.migration(Hint(True), ended(loaded=90), 100) is None
@@ -116,7 +123,7 @@ def test_a_dead_owner_s_arena_is_reaped_by_the_next_of_the_run(staging: Staging,
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     left = arena_path(RUN, "dead")
     assert left.exists()
-    other = Staging(RUN, "other", NODE, BUDGET)
+    other = Staging(RUN, "other", NODE, BUDGET, no_peer)
     other.open(LAYOUT.to_json(), "test", 0)
     assert not left.parent.exists()
     assert staging.path.exists()

@@ -51,7 +51,7 @@ def unavailable() -> str | None:
 
         nvrtc.nvrtcVersion()
     except ImportError as error:
-        return f"cuda-core and cuda-bindings are not both installed ({error}); {INSTALL}"
+        return f"cuda-core and cuda-bindings cannot both be imported ({error}); {INSTALL}"
     except RuntimeError as error:  # what cuda-pathfinder raises for a library that it does not find
         return f"NVRTC is not installed ({error}); {INSTALL}"
     return cuda_runtime()[1] or None
@@ -63,7 +63,7 @@ def compile_kernels(arch: str) -> Any:
     try:
         from cuda.core import Program, ProgramOptions
     except ImportError as error:
-        raise KVError(f"no kernels for {arch}: cuda-core is not installed ({error}); {INSTALL}") from None
+        raise KVError(f"no kernels for {arch}: cuda-core cannot be imported ({error}); {INSTALL}") from None
     options = ProgramOptions(name=KERNELS.name, arch=arch, std="c++17", include_path=[str(KERNELS.parent)])
     with _errors_named(f"NVRTC does not compile {KERNELS} for {arch}"):
         return Program(KERNELS.read_text("utf-8"), "c++", options).compile("cubin")

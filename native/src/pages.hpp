@@ -10,6 +10,8 @@
 // before the first byte moves; when move() returns, every store is visible to other threads and processes.
 #pragma once
 
+#include "page_words.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -163,15 +165,15 @@ inline std::uint64_t move(const Cache& cache, const Extents& extents, const Rows
                           bool streaming) {
   check(cache, extents, rows);
   const bool gather = direction == Direction::gather;
-  const std::int64_t per_row = cache.n_heads * cache.n_layers;
+  const Placement at{static_cast<u64>(cache.n_layers), static_cast<u64>(cache.n_heads), static_cast<u64>(rows.count),
+                     cache.block_stride, cache.head_stride, cache.page_bytes, extents.bytes, cache.layers, rows.blocks,
+                     rows.table, reinterpret_cast<u64>(extents.base)};
   const auto page = [&](std::int64_t i, char*& cached, char*& staged) {
-    const std::int64_t j = i / per_row, h = i % per_row / cache.n_layers, l = i % cache.n_layers;
-    cached = reinterpret_cast<char*>(cache.layers[l]) + static_cast<std::uint64_t>(rows.blocks[j]) * cache.block_stride +
-             static_cast<std::uint64_t>(h) * cache.head_stride;
-    staged = extents.base + rows.table[j * cache.n_heads + h] * extents.bytes +
-             static_cast<std::uint64_t>(l) * cache.page_bytes;
+    const Page found = page_at(at, static_cast<u64>(i));
+    cached = reinterpret_cast<char*>(found.cached);
+    staged = reinterpret_cast<char*>(found.staged);
   };
-  parallel(rows.count * per_row, threads, [&](std::int64_t begin, std::int64_t end) {
+  parallel(static_cast<std::int64_t>(at.pages()), threads, [&](std::int64_t begin, std::int64_t end) {
     char *cached, *staged, *next_cached, *next_staged;
     page(begin, cached, staged);
     for (std::int64_t i = begin; i < end; ++i) {
@@ -184,7 +186,7 @@ inline std::uint64_t move(const Cache& cache, const Extents& extents, const Rows
       staged = next_staged;
     }
   });
-  return static_cast<std::uint64_t>(rows.count * per_row) * cache.page_bytes;
+  return at.pages() * cache.page_bytes;
 }
 
 // The limit that page movement is measured against: one contiguous copy by as many threads with the same stores.

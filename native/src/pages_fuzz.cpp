@@ -1,4 +1,4 @@
-// Fuzzes pages.hpp against a byte-by-byte oracle. Built and run under the sanitizers by `make sanitize`, never shipped.
+// Fuzzes pages.hpp, and the GPU's share of the work emulated thread by thread, against a byte-by-byte oracle. Built and run under the sanitizers by `make sanitize`, never shipped.
 // Every buffer is its own heap block of the exact size, so that a byte too far is a report; strides leave gaps, which must
 // stay as they were. Usage: pages_fuzz [rounds] [seed]; exits 1 with the round and what differed.
 #include "pages.hpp"
@@ -32,11 +32,40 @@ void fill(Bytes& bytes) {
 struct Case {
   std::int64_t layers = pick(1, 4), pool = pick(1, 9), heads = pick(1, 4), rows = pick(0, pool);
   std::uint64_t page = pick(0, 1) ? static_cast<std::uint64_t>(pick(1, 16)) * 256 : static_cast<std::uint64_t>(pick(1, 3000));
-  std::uint64_t head_stride = page + static_cast<std::uint64_t>(pick(0, 1) * pick(0, 300));
-  std::uint64_t block_stride = head_stride * static_cast<std::uint64_t>(heads) + static_cast<std::uint64_t>(pick(0, 1) * pick(0, 300));
-  std::uint64_t extent = page * static_cast<std::uint64_t>(layers) + static_cast<std::uint64_t>(pick(0, 1) * pick(0, 500));
+  std::uint64_t unit = pick(0, 1) ? 16 : 1;  // of the gaps
+  std::uint64_t head_stride = page + unit * static_cast<std::uint64_t>(pick(0, 1) * pick(0, 30));
+  std::uint64_t block_stride = head_stride * static_cast<std::uint64_t>(heads) + unit * static_cast<std::uint64_t>(pick(0, 1) * pick(0, 30));
+  std::uint64_t extent = page * static_cast<std::uint64_t>(layers) + unit * static_cast<std::uint64_t>(pick(0, 1) * pick(0, 50));
   std::int64_t count = rows * heads + pick(0, 5);
 };
+
+// The job as Python packs it for a GPU.
+std::vector<std::uint64_t> packed(const libra::Cache& cache, const libra::Extents& extents, const libra::Rows& rows) {
+  const auto n_layers = static_cast<std::uint64_t>(cache.n_layers), n_heads = static_cast<std::uint64_t>(cache.n_heads);
+  const auto n_rows = static_cast<std::uint64_t>(rows.count);
+  std::vector<std::uint64_t> job{n_layers, n_heads, n_rows, cache.block_stride, cache.head_stride, cache.page_bytes, extents.bytes};
+  job.insert(job.end(), cache.layers, cache.layers + n_layers);
+  job.insert(job.end(), rows.blocks, rows.blocks + n_rows);
+  const std::size_t table = job.size();
+  job.resize(table + (n_rows * n_heads + 1) / 2);
+  if (n_rows) std::memcpy(job.data() + table, rows.table, n_rows * n_heads * sizeof(std::uint32_t));
+  return job;
+}
+
+// What the kernel does, one thread after the other and in no order of theirs. In words of 16 bytes wherever it may.
+std::uint64_t emulate(const libra::Cache& cache, const libra::Extents& extents, const libra::Rows& rows, bool gather) {
+  const auto job = packed(cache, extents, rows);
+  const auto at = libra::placement_of(job.data(), reinterpret_cast<std::uint64_t>(extents.base));
+  std::uint64_t all = at.block_stride | at.head_stride | at.page_bytes | at.extent_bytes | at.extents;
+  for (std::uint64_t l = 0; l < at.n_layers; ++l) all |= at.layers[l];
+  const std::uint64_t threads = 32 * static_cast<std::uint64_t>(pick(1, 8));
+  for (const auto thread : some_of<std::uint64_t>(static_cast<std::int64_t>(threads), static_cast<std::int64_t>(threads)))
+    if (all % 16 == 0)
+      libra::move_share<libra::Word16>(at, gather, thread, threads);
+    else
+      libra::move_share<libra::Word1>(at, gather, thread, threads);
+  return at.pages() * at.page_bytes;
+}
 
 bool check_round(int round) {
   const Case c;
@@ -70,9 +99,12 @@ bool check_round(int round) {
   const libra::Extents extents{arena.data(), c.count, c.extent};
   const libra::Rows rows{blocks.data(), table.data(), c.rows};
   const auto direction = gather ? libra::Direction::gather : libra::Direction::scatter;
-  const auto moved = libra::move(cache, extents, rows, direction, static_cast<int>(pick(0, 5)), pick(0, 1) == 0);
+  const bool by_gpu = pick(0, 2) == 0;
+  const auto moved = by_gpu ? emulate(cache, extents, rows, gather)
+                            : libra::move(cache, extents, rows, direction, static_cast<int>(pick(0, 5)), pick(0, 1) == 0);
   if (moved != static_cast<std::uint64_t>(c.rows * c.heads * c.layers) * c.page || kv != kv_expected || arena != arena_expected) {
-    std::fprintf(stderr, "round %d: %s of %lld blocks, page %llu\n", round, gather ? "gather" : "scatter",
+    std::fprintf(stderr, "round %d: %s by %s of %lld blocks, page %llu\n", round, gather ? "gather" : "scatter",
+                 by_gpu ? "the GPU's kernel" : "threads",
                  static_cast<long long>(c.rows), static_cast<unsigned long long>(c.page));
     return false;
   }

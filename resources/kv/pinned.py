@@ -55,17 +55,25 @@ def pin(memory: NDArray[np.uint8], writable: bool) -> Pin:
     return Pin("plain", nbytes, f"{no_cuda}; {no_lock}")
 
 
-def _register(address: int, nbytes: int, writable: bool) -> tuple[Callable[[], None] | None, str]:
-    """cudaHostRegister; how to undo it, or None and why it could not be."""
+def cuda_runtime() -> tuple[Any | None, str]:
+    """``cuda.bindings.runtime`` where it finds a GPU; or None and why not, with what would help."""
     try:
         from cuda.bindings import runtime
     except ImportError:
-        return None, "cuda-bindings is not installed"
-    ok = runtime.cudaError_t.cudaSuccess
+        return None, "cuda-bindings is not installed (pip install 'dask-libra[gpu]')"
     error, devices = runtime.cudaGetDeviceCount()
-    if error != ok or not devices:
-        return None, f"no GPU ({_name(runtime, error)})" if error != ok else "no GPU"
-    flags = runtime.cudaHostRegisterPortable
+    if error != runtime.cudaError_t.cudaSuccess:
+        return None, f"no GPU ({cuda_error(runtime, error)})"
+    return (runtime, "") if devices else (None, "no GPU")
+
+
+def _register(address: int, nbytes: int, writable: bool) -> tuple[Callable[[], None] | None, str]:
+    """cudaHostRegister; how to undo it, or None and why it could not be."""
+    runtime, why_not = cuda_runtime()
+    if runtime is None:
+        return None, why_not
+    ok = runtime.cudaError_t.cudaSuccess
+    flags = runtime.cudaHostRegisterPortable | runtime.cudaHostRegisterMapped
     if not writable:
         error, device = runtime.cudaGetDevice()
         if error == ok:
@@ -77,12 +85,12 @@ def _register(address: int, nbytes: int, writable: bool) -> tuple[Callable[[], N
     (error,) = runtime.cudaHostRegister(address, nbytes, flags)
     if error != ok:
         runtime.cudaGetLastError()  # else the next CUDA call of this process reports it as its own
-        return None, f"cudaHostRegister of {nbytes} B failed: {_name(runtime, error)}"
+        return None, f"cudaHostRegister of {nbytes} B failed: {cuda_error(runtime, error)}"
 
     def undo() -> None:
         (error,) = runtime.cudaHostUnregister(address)
         if error != ok:
-            raise KVError(f"cudaHostUnregister of {nbytes} B failed: {_name(runtime, error)}")
+            raise KVError(f"cudaHostUnregister of {nbytes} B failed: {cuda_error(runtime, error)}")
 
     return undo, ""
 
@@ -101,6 +109,7 @@ def _lock(address: int, nbytes: int) -> tuple[Callable[[], None] | None, str]:
     return undo, ""
 
 
-def _name(runtime: Any, error: Any) -> str:
+def cuda_error(runtime: Any, error: Any) -> str:
+    """What CUDA calls an error."""
     _, text = runtime.cudaGetErrorString(error)
     return text.decode() if isinstance(text, bytes) else str(text)

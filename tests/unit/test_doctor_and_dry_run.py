@@ -42,6 +42,14 @@ def test_the_doctor_names_a_wrong_and_a_missing_package_with_the_command_that_me
     assert not passed(checks)
 
 
+def test_the_doctor_says_whether_a_gpu_can_move_kv() -> None:
+    from libra.resources.kv.gpu import unavailable
+
+    why_not, check = unavailable(), doctor._gpu_pages()
+    assert check.status == ("warn" if why_not else "ok")
+    assert (why_not or "CUDA and NVRTC answer") in check.detail
+
+
 def test_the_doctor_exits_1_when_something_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "examine", lambda: [Check("ports", "missing", "none", "open some")])
     monkeypatch.setattr("libra.pipeline.commands.doctor.examine", doctor.examine)

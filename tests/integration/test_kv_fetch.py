@@ -112,6 +112,22 @@ def test_what_comes_is_what_was_staged_for_the_tokens_that_agree(monkeypatch: py
     check()
 
 
+def test_what_is_just_being_staged_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    @awaited
+    async def check() -> None:
+        async with two_nodes(monkeypatch) as (a, b, _, hint):
+            assert a.arena is not None
+            writing = a.arena.begin("g0m0", 3, TOKENS)
+            assert isinstance(writing, Writing)
+            bringing = asyncio.create_task(b.bring("g0m0", TOKENS, hint, SECONDS))
+            await asyncio.sleep(0.1)
+            assert not bringing.done()
+            assert writing.publish()
+            assert (await bringing).fetched is not None
+
+    check()
+
+
 @pytest.mark.parametrize("fault", ["damages", "loses", "version", "absent", "gone"])
 def test_of_a_fetch_that_fails_nothing_stays(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     @awaited

@@ -4,6 +4,8 @@ along: nothing of what they sample changes."""
 from __future__ import annotations
 
 import asyncio
+import secrets
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from libra.pipeline.ledger.draft import Draft
 from libra.resources import wire
 from libra.resources.cluster.local import LibraLocalCluster
 from libra.resources.kv.ownership import SHARED_MEMORY
+from libra.resources.tags import Role
 from libra.resources.types import Migration, Segment, WeightVersion
 from libra.resources.types.run import RunSpec
 
@@ -30,6 +33,15 @@ RUN = "0badcafe"
 def address() -> Iterator[str]:
     with LibraLocalCluster({"rollout": 2, "tool": 1}, dashboard=False) as cluster:
         yield str(cluster.scheduler_address)
+
+
+class ApartCluster(LibraLocalCluster):
+    """Each worker says that it is on a node of its own."""
+
+    def _worker(self, role: Role, slots: int) -> dict[str, Any]:
+        worker = super()._worker(role, slots)
+        worker["options"]["options"]["resources"][f"node:{secrets.token_hex(4)}"] = 1
+        return worker
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +65,10 @@ def alone(address: str, weights: WeightVersion, tmp_path_factory: pytest.TempPat
     return rewards(run, drafts)
 
 
-def played(address: str, run: RunSpec, weights: WeightVersion) -> tuple[list[Draft], dict[str, Any]]:
-    """All trajectories of a run, and the plugin's counters at its end."""
+def played(
+    address: str, run: RunSpec, weights: WeightVersion, drains: str | None = None
+) -> tuple[list[Draft], dict[str, Any]]:
+    """All trajectories of a run, and the plugin's counters at its end. The worker ``drains`` loses its role midway."""
     found: list[tuple[list[Draft], dict[str, Any]]] = []
 
     async def play() -> None:
@@ -62,7 +76,12 @@ def played(address: str, run: RunSpec, weights: WeightVersion) -> tuple[list[Dra
             fields = {"version": weights.version, "path": weights.path, "digest": weights.digest}
             await claim.ask(wire.SET_WEIGHTS, **fields)
             await claim.until("role", count=run.roles["rollout"], role="rollout", state="ready")
-            drafts = await play_all(claim, run, COUNT)
+            playing_all = asyncio.create_task(play_all(claim, run, COUNT))
+            while drains is not None and claim.driver.results + claim.driver.segments < COUNT:
+                await asyncio.sleep(0.01)
+            if drains is not None:
+                await claim.ask(wire.SET_ROLE, worker=drains, role=None)
+            drafts = await playing_all
             assert not [event for event in claim.events if event["event"] in ("alarm", "unbound", "lost")]
             found.append((drafts, (await claim.ask(wire.STATUS))["counters"]))
 
@@ -116,8 +135,36 @@ def test_moved_trajectories_take_their_kv_along_and_earn_what_they_earn_alone(
     # An instance that has seen the trajectory may have the beginning of its KV in its own cache still.
     new = [move for move in moves if not move.seen]
     assert sum(move.migration.tokens for move in new if move.migration.way == "load") >= share(new)
-    assert sum(move.after.cached for move in moves) >= share(moves)
+    reused = [(move.seen, move.before.staged, move.after.cached, move.migration) for move in moves]
+    assert sum(move.after.cached for move in moves) >= share(moves), reused
     assert not list(SHARED_MEMORY.glob(f"libra-{RUN}-kv-*"))  # the roles have ended, and their arenas with them
+
+
+def test_a_drained_instance_stages_what_it_cuts_short_and_another_one_goes_on_from_there(
+    address: str, weights: WeightVersion, alone: list[float], tmp_path: Path
+) -> None:
+    run = moves_spec(tmp_path, inline=False, policy={"kind": "least_loaded"})
+    drafts, _ = played(address, run, weights, drains="rollout-1")
+    assert rewards(run, drafts) == alone
+    cut = [move for move in moved(drafts) if move.before.finish == "abort" and len(move.before.tokens)]
+    assert cut
+    for move in cut:
+        assert (move.migration.source, move.migration.target) == ("rollout-1", "rollout-0")
+    # All but the last token, whose KV nobody has computed.
+    assert sum(move.after.cached for move in cut) >= 0.95 * sum(move.after.context - 1 for move in cut)
+
+
+def test_between_nodes_kv_is_fetched_or_computed_and_nothing_else_changes(
+    weights: WeightVersion, alone: list[float], tmp_path: Path
+) -> None:
+    run = moves_spec(tmp_path, inline=True)
+    with ApartCluster({"rollout": 2}, dashboard=False) as cluster:
+        drafts, counters = played(str(cluster.scheduler_address), run, weights)
+    assert rewards(run, drafts) == alone
+    ways = Counter(move.migration.way for move in moved(drafts))
+    assert ways["fetch"] > 0
+    assert ways == {way: counters[f"kv:{way}"] for way in ways}
+    assert not ways["load"]
 
 
 def share(moves: list[Moved]) -> float:

@@ -86,7 +86,11 @@ def test_nothing_is_readable_before_it_is_published(arena: Arena) -> None:
     assert isinstance(writing, Writing)
     assert get(arena, "g0m0", 0, [1, 2, 3]) == "absent"
     assert put(arena, "g0m0", 0, [1, 2, 3]) == "being_written"
+    assert arena.being_written("g0m0", 0)
+    assert not arena.being_written("g0m0", 1)
+    assert not arena.being_written("g1m0", 0)
     assert writing.publish()
+    assert not arena.being_written("g0m0", 0)
     assert get(arena, "g0m0", 0, [1, 2, 3]) == 3
 
 

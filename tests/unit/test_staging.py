@@ -15,6 +15,7 @@ from libra.resources.errors import ConfigError
 from libra.resources.kv.entries import Entry, Writing
 from libra.resources.kv.layout import KVLayout
 from libra.resources.kv.ownership import SHARED_MEMORY, arena_path
+from libra.resources.tags import node_of
 from libra.resources.types import Migration
 from libra.tasks.kv import Hint, Source, Staging, hint_of
 
@@ -130,3 +131,8 @@ def test_a_dead_owner_s_arena_is_reaped_by_the_next_of_the_run(staging: Staging,
     owned = other.take()
     assert owned is not None
     owned.release()
+
+
+def test_a_worker_is_on_the_node_that_it_names_else_on_its_host() -> None:
+    assert node_of({"capable:rollout": 8, "node:rack-3": 1}, NODE) == "rack-3"
+    assert node_of({"capable:rollout": 8}, NODE) == NODE

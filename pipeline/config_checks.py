@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from libra.pipeline.config_errors import did_you_mean
 from libra.tasks.engines.vllm_options import vllm_problems
-from libra.tasks.registry import Seam, kinds
+from libra.tasks.registry import STAGING, Seam, kinds
 
 if TYPE_CHECKING:
     from libra.pipeline.config import RunConfig
@@ -22,7 +22,7 @@ BYTES_PER_TOKEN = 4 + 4 + 1 + 4
 def cross_check(config: RunConfig) -> list[str]:
     """Every disagreement between two keys, one line each; empty if the config is consistent."""
     checks: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
-        _kinds, _vllm, _sizes, _tools, _buckets, _schedule, _staleness, _buffer,
+        _kinds, _arena, _vllm, _sizes, _tools, _buckets, _schedule, _staleness, _buffer,
     )  # fmt: skip
     return [problem for check in checks for problem in check(config)]
 
@@ -48,6 +48,15 @@ def _kinds(config: RunConfig) -> Iterator[str]:
         yield (
             f"engine.kind = {config.engine.kind!r} but trainer.kind = 'scripted', which publishes no model to load: "
             "use trainer.kind = 'torch', or an engine of kind 'scripted' or 'random'"
+        )
+
+
+def _arena(config: RunConfig) -> Iterator[str]:
+    engine = config.engine
+    if engine.kv_arena and engine.kind in kinds("engine") and engine.kind not in STAGING:
+        yield (
+            f"engine.kv_arena = {engine.kv_arena} but engine.kind = {engine.kind!r}, which stages no KV: use "
+            f"engine.kind = {' or '.join(map(repr, STAGING))}, or engine.kv_arena = 0"
         )
 
 

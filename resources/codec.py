@@ -8,6 +8,7 @@ through Dask's own messages (task metadata), and ``x_from_wire(x_to_wire(x))`` e
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, cast
 
 import msgpack
@@ -16,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from libra.resources.types import (
     Failure,
+    Migration,
     Segment,
     ToolReturn,
     ToolState,
@@ -94,14 +96,18 @@ def segment_to_wire(segment: Segment) -> dict[str, Any]:
         "started": segment.started,
         "ended": segment.ended,
         "queued": segment.queued,
+        "staged": segment.staged,
+        "migration": None if segment.migration is None else asdict(segment.migration),
     }
 
 
 def segment_from_wire(wire: dict[str, Any]) -> Segment:
     """Inverse of `segment_to_wire`."""
+    migration = wire.get("migration")  # journals of before there were any have none
     return Segment(
         **{
             **wire,
+            "migration": None if migration is None else Migration(**migration),
             "tokens": bytes_array(wire["tokens"], np.int32),
             "logprobs": bytes_array(wire["logprobs"], np.float32),
             "versions": bytes_array(wire["versions"], np.int32),

@@ -7,6 +7,7 @@ used for placement yet.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 Role = Literal["rollout", "tool", "reward", "train"]
@@ -36,3 +37,9 @@ def capability(role: Role) -> str:
     """The resource a launcher gives a worker to say that it may take ``role``: ``capable:rollout``, with the slots as
     its quantity."""
     return f"capable:{role}"
+
+
+def node_of(resources: Mapping[str, float], host: str) -> str:
+    """The node that a worker says it is on, by a resource ``node:<label>``; else its host."""
+    labels = (name.removeprefix("node:") for name in resources if name.startswith("node:"))
+    return next(labels, host)

@@ -93,6 +93,19 @@ def load_weights(weights: WeightVersion) -> dict[str, NDArray[Any]]:
     return tensors
 
 
+def checked_tensors(weights: WeightVersion) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The tensors of a published version one after the other, each checked before it is given out; `WeightError` as of
+    `load_weights`, at the tensor that is wrong or, once all are out, for one that is missing."""
+    published = _published(weights)
+    found = {}
+    for name, tensor in _stored(weights):
+        found[name] = _entry(tensor)
+        if found[name] != published.get(name):
+            break
+        yield name, tensor
+    _compare(weights, published, found)
+
+
 def check_weights(weights: WeightVersion) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Raise what `load_weights` would, holding one tensor at a time: for whoever lets another read the files. Returns
     the type and shape of every tensor."""

@@ -12,6 +12,11 @@ from typing import Any
 METADATA = "libra"
 """Key of ``TaskState.metadata`` under which a body leaves its result (a dict of plain values and bytes)."""
 
+ANNOTATION = "libra"
+"""Key of ``TaskState.annotations`` under which the plugin writes what it has decided for a task: ``trajectory``,
+``turn``, ``version``, ``bucket``, and for a segment after a move ``kv``: ``sources`` ([[worker, node, address]] where
+KV may lie) and ``expected`` (seconds that its way should take, or None). Dask sends it to the worker with the task."""
+
 # driver → plugin, RPC (``client.scheduler.<name>(...)``); each but the claim takes ``token``.
 CLAIM = "libra_claim"
 """``spec`` (RunSpec.to_wire), ``client`` (id), ``answers`` (``stream`` or ``topic``: how `RESULT` and `EVENT` come) →
@@ -51,6 +56,14 @@ starting engine will look for), ``weights`` (worker, version, error), ``unbound`
 role), ``residence`` (key, reason: its worker is lost, it was released and will not run again), ``alarm`` (where,
 error), ``progress`` (fields), ``replan`` (action, reason, and figures)."""
 
+# worker → worker, RPC
+KV_ENTRY = "libra_kv_entry"
+"""``run``, ``trajectory``, ``version``, ``context`` (int32 bytes) → ``seq``, ``matched`` (tokens) and ``layout`` of the
+KV that the worker has staged, or ``refused`` (why)."""
+KV_CHUNK = "libra_kv_chunk"
+"""The same, and ``seq``, ``first``, ``last`` (rows of the entry) → ``data`` and its CRC-32C ``checksum``, or
+``refused``."""
+
 # plugin → worker, stream
 RETAG = "libra-retag"
 """``resources``: {tag: quantity}, ``stimulus_id``. Ordered before any task that relies on it."""
@@ -60,6 +73,9 @@ START_ROLE = "libra-start-role"
 """``role``, ``epoch``, ``spec``, ``tp``, ``weights`` ({version, path, digest} or None)."""
 STOP_ROLE = "libra-stop-role"
 """``epoch``: end the role's child processes, drop sessions; answered by `ROLE_STATE` ``stopped``."""
+DRAIN = "libra-drain"
+"""``epoch``, ``drains``: whether a rollout role ends the requests that it has (their tokens so far are kept, their KV
+is staged) and takes none, or takes requests again."""
 LOAD_WEIGHTS = "libra-load-weights"
 """``epoch``, ``weights``: {version, path, digest}; answered by `WEIGHTS_LOADED`. Idempotent by version."""
 FORGET = "libra-forget"
@@ -78,6 +94,8 @@ WEIGHTS_LOADED = "libra-weights-loaded"
 SEGMENT = "libra-segment"
 """``segments``: [[key, run, segment]]: what residences have finished, as it ends. ``run``: Dask's run id of the task,
 which tells a stale one; ``segment``: packed ``tool``, ``segment`` and ``action``, which only the driver opens."""
+MOVED = "libra-moved"
+"""``moves``: [[key, migration]]: the fields of the `Migration` of a segment that was the first after a move."""
 ASK = "libra-ask"
 """``asks``: [[number, key, run, turn, [type, size, status], context]]: a residence's tool has returned; does the
 trajectory go on here? Answered by `ANSWER`."""

@@ -15,6 +15,7 @@ left its worker and before it is placed anew. Invariants:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from time import monotonic
@@ -22,13 +23,16 @@ from typing import Any
 
 from libra.resources import wire
 from libra.resources.keys import KINDS
-from libra.resources.tags import REWARD, TOOL, TRAIN, UNBOUND
-from libra.resources.types import ToolState
+from libra.resources.tags import REWARD, TOOL, TRAIN, UNBOUND, node_of
+from libra.resources.types import Migration, ToolState
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.forwarding import Outbox
 from libra.scheduler_plugin.policy import Placement
+from libra.scheduler_plugin.policy.moves import MoveOutcome, Way
 from libra.scheduler_plugin.retag import stimulus
 from libra.scheduler_plugin.routing import RoutingTable
+
+logger = logging.getLogger("distributed.libra.binding")
 
 Parts = list[str]
 """A task key's text, split: kind, step, run, subject, index, attempt (`libra.resources.keys.TaskKey`)."""
@@ -37,6 +41,7 @@ _UNBOUND = {UNBOUND: 1}
 _TOOL = {TOOL: 1}
 _REWARD = {REWARD: 1}
 _TRAIN = {TRAIN: 1}
+_WAYS: dict[str, Way] = {"load": "load", "fetch": "fetch", "prefill": "prefill"}
 _BY_KIND = {"reward": _REWARD, "step": _REWARD}
 
 
@@ -161,8 +166,8 @@ class Binder:
         return True
 
     def place(self, trajectory: str) -> Placement | str:
-        """Decide where the trajectory's next segment runs, and tell the instance that it leaves to forget it; or why
-        there is no decision."""
+        """Decide where the trajectory's next segment runs, and tell the instance that it leaves to forget it (where KV
+        is staged: once it has arrived); or why there is no decision."""
         try:
             placement, left = self.table.place(trajectory)
         except Exception as error:  # noqa: BLE001 - a policy is anyone's code; the alarm tells, and nothing runs
@@ -171,6 +176,23 @@ class Binder:
         if left is not None:
             self._outbox.forget(left, (trajectory,))
         return placement
+
+    def arrived(self, trajectory: str) -> None:
+        """A segment of the trajectory has ended: what lies of its KV where it was before is of no use any more."""
+        if self.table.staging:
+            for address in self.table.arrived(trajectory):
+                self._outbox.forget(address, (trajectory,))
+
+    def moved(self, trajectory: str, migration: Migration) -> None:
+        """How the KV of a trajectory that moved has come: count it, log it beside what was expected, let the policy
+        learn from it."""
+        counts = self._alarms.counts
+        counts[f"kv:{migration.way}"] += 1
+        counts["kv:tokens"] += migration.tokens
+        logger.info("%s moved: %s", trajectory, migration)
+        target = next((each for each in self.table.instances.values() if each.name == migration.target), None)
+        if target is not None and (way := _WAYS.get(migration.way)) is not None:
+            self.table.policy.moved(MoveOutcome(way, migration.tokens, target.tp, migration.seconds))
 
     def _bind(self, task: Any, parts: Parts) -> None:
         placement = self.place(parts[3])
@@ -198,4 +220,14 @@ class Binder:
 
     def _annotate(self, task: Any, parts: Parts, tag: str) -> None:
         told = {"trajectory": parts[3], "turn": int(parts[4]), "version": self.version, "bucket": tag}
-        task.annotations = {**task.annotations, "libra": told} if task.annotations else {"libra": told}
+        if self.table.staging and (kv := self._sources(parts[3])) is not None:
+            told["kv"] = kv
+        task.annotations = {**(task.annotations or {}), wire.ANNOTATION: told}
+
+    def _sources(self, trajectory: str) -> dict[str, Any] | None:
+        """Where staged KV of the trajectory may lie, for the worker of its next segment; None if nowhere else."""
+        instances, move = self.table.sources(trajectory)
+        workers = self._scheduler.workers
+        there = [(each.name, workers[each.address]) for each in instances if each.address in workers]
+        sources = [[name, node_of(worker.resources, worker.host), worker.address] for name, worker in there]
+        return {"sources": sources, "expected": None if move is None else move.seconds} if sources else None

@@ -39,7 +39,7 @@ class Claim:
         self.token = secrets.token_hex(16)
         self.limits = _limits(spec)
         buckets = [Bucket(tp or 1, max_context) for tp, max_context, _ in spec.buckets]
-        self.table = RoutingTable(load_policy(spec.policy), buckets)
+        self.table = RoutingTable(load_policy(spec.policy), buckets, staging=bool(spec.engine.get("kv_arena")))
         self.keeper: Keeper | None = None
         self.binder: Binder | None = None
         self.residences: Residences | None = None

@@ -21,6 +21,7 @@ from libra.resources import wire
 from libra.resources.bootstrap import Bootstrap
 from libra.resources.dask_settings import forget_prefixes
 from libra.resources.errors import DeadlineError
+from libra.resources.types import Migration
 from libra.scheduler_plugin import guests, roles, spans
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.binding import disown, split_key
@@ -90,6 +91,7 @@ class LibraScheduler(SchedulerPlugin):
                 wire.PROGRESS: self.on_progress,
                 wire.SEGMENT: self.on_segment,
                 wire.ASK: self.on_ask,
+                wire.MOVED: self.on_moved,
             }
         )
         scheduler.extensions[wire.EXTENSION] = self
@@ -140,6 +142,8 @@ class LibraScheduler(SchedulerPlugin):
                 claim.binder.tool_returned(task, parts)
             else:
                 self.outbox.finished(task)
+                if parts[0] == "rollout" and not claim.spec.inline:
+                    claim.binder.arrived(parts[3])  # a residence ends where it is left, not where it goes on
         elif finish == "released":
             claim.binder.came_back(task, parts)
 
@@ -223,6 +227,15 @@ class LibraScheduler(SchedulerPlugin):
         """`wire.SEGMENT`."""
         if self.claim is not None and self.claim.residences is not None:
             self.claim.residences.finished(segments)
+
+    @_guarded
+    def on_moved(self, moves: list[Any], worker: str = "") -> None:
+        """`wire.MOVED`."""
+        claim = self.claim
+        for key, migration in moves if claim is not None else ():
+            assert claim is not None
+            if (parts := claim.ours(key)) is not None and claim.binder is not None:
+                claim.binder.moved(parts[3], Migration(**migration))
 
     @_guarded
     def on_ask(self, asks: list[Any], worker: str = "") -> None:

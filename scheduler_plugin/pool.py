@@ -160,6 +160,8 @@ class Pool:
         self._epoch = max(self._epoch, after.epoch)
         worker = self._worker(name)
         if worker is not None:
+            if before.phase is Phase.DRAINING and after.phase is not Phase.DRAINING and claim is not None:
+                claim.table.withdraw(worker.address)  # with what it kept for trajectories that had left it
             self._publish(worker, after)
         for effect in effects:
             self._carry_out(name, worker, effect)
@@ -189,6 +191,8 @@ class Pool:
             case roles.Load(epoch):
                 assert self._claim is not None, "weights are loaded within a run only"
                 self._send(worker, wire.LOAD_WEIGHTS, epoch=epoch, weights=self._claim.weights)
+            case roles.Drain(epoch, drains):
+                self._send(worker, wire.DRAIN, epoch=epoch, drains=drains)
             case roles.Evict(duty):
                 take_away(self._scheduler, worker, duty.tag)
 
@@ -199,7 +203,9 @@ class Pool:
             return
         claim = self._claim
         if claim is not None:
-            if not state.offers:
+            if state.phase is Phase.DRAINING:
+                claim.table.retire(worker.address)
+            elif not state.offers:
                 claim.table.withdraw(worker.address)
             elif state.duty is not None and state.duty.role == "rollout":
                 slots = state.slots or _slots(worker, state.duty)
@@ -252,7 +258,13 @@ class Pool:
         if worker is None or state.duty is None:
             return True
         tag = state.duty.tag
-        return not any(tag in (task.resource_restrictions or ()) for task in worker.processing)
+        if any(tag in (task.resource_restrictions or ()) for task in worker.processing):
+            return False
+        # Its arena ends with it: those that it cut short may fetch their KV, for half of the time.
+        claim, deadline = self._claim, state.deadline
+        if claim is None or deadline is None or time.monotonic() > deadline - claim.limits.drain / 2:
+            return True
+        return not claim.table.awaited(worker.address)
 
     def _worker(self, name: str) -> Any:
         """The connected worker (``WorkerState``) of that name, or None."""

@@ -36,6 +36,8 @@ class Residences:
             if task.metadata is None:
                 task.metadata = {wire.SEGMENT: True}
             passed.append((key, segment))
+            if self._binder.table.staging:
+                self._binder.arrived(key.split("-")[3])
         if passed:
             self._alarms.counts["segments"] += len(passed)
             self._outbox.send(self._client, {"op": wire.GROWN, "segments": passed})

@@ -187,6 +187,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Tell a rollout role to cut its requests short, or (``drains`` false) to take requests again."""
+
+    epoch: int
+    drains: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Evict:
     """Take the tasks of ``duty`` away from the worker, running ones too."""
 
@@ -200,7 +208,7 @@ class Lost:
     duty: Duty
 
 
-Effect = Start | Stop | Load | Evict | Lost
+Effect = Start | Stop | Load | Drain | Evict | Lost
 Step = tuple[RoleState, tuple[Effect, ...]]
 
 
@@ -256,9 +264,9 @@ def _want(state: RoleState, duty: Duty | None, at_once: bool, now: float, limits
             state, effects = _stop(asked, now, limits)
             return state, (*_evicting(asked), *effects)
         case Phase.READY if not same:
-            return replace(asked, phase=Phase.DRAINING, deadline=now + limits.drain), ()
+            return replace(asked, phase=Phase.DRAINING, deadline=now + limits.drain), _draining(state, True)
         case Phase.DRAINING if same:
-            return replace(asked, phase=Phase.READY, deadline=None, since=now), ()
+            return replace(asked, phase=Phase.READY, deadline=None, since=now), _draining(state, False)
     return asked, ()
 
 
@@ -376,6 +384,12 @@ def _backing_off(state: RoleState, now: float, limits: Limits) -> RoleState:
     if state.failures <= limits.restarts:
         deadline = now + min(limits.backoff * 2 ** (state.failures - 1), limits.backoff_most)
     return replace(state, phase=Phase.FAILED, up=False, version=None, deadline=deadline)
+
+
+def _draining(state: RoleState, drains: bool) -> tuple[Drain, ...]:
+    """Requests to an engine can be cut short and go on elsewhere; other tasks are left to end."""
+    rollout = state.duty is not None and state.duty.role == "rollout"
+    return (Drain(state.epoch, drains),) if rollout else ()
 
 
 def _evicting(state: RoleState) -> Iterable[Evict]:

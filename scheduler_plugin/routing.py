@@ -2,7 +2,7 @@
 
 Pure: fed by the plugin, asked by it, no Dask. Invariants: an instance's load is the sum over the trajectories whose KV
 it holds; a trajectory that has ended leaves nothing behind; only instances and tool workers that are offered now are
-ever answered.
+ever answered; where KV is staged, an instance that a trajectory has left keeps it until a segment elsewhere has ended.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from collections.abc import Iterable, Sequence
 from libra.resources.tags import rollout_tag
 from libra.resources.types import Bucket, RolloutInstance, ToolState
 from libra.scheduler_plugin.policy import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
+from libra.scheduler_plugin.policy.moves import MoveEstimate
 
 
 class Route:
     """One live trajectory. ``prompt``: its prompt's key; ``context``: tokens before its next segment, None while nobody
-    has told; ``held``: the tokens that count towards ``instance``'s load."""
+    has told; ``held``: the tokens that count towards ``instance``'s load; ``left``: instances, the last one last, that
+    may hold staged KV of it, and ``move``: what the policy expected of its way from there."""
 
-    __slots__ = ("context", "held", "history", "instance", "prompt", "session")
+    __slots__ = ("context", "held", "history", "instance", "left", "move", "prompt", "session")
 
     def __init__(self) -> None:
         self.prompt = ""
@@ -27,16 +29,20 @@ class Route:
         self.history: list[ToolState] = []
         self.instance: str | None = None
         self.session: str | None = None
+        self.left: list[str] = []
+        self.move: MoveEstimate | None = None
 
 
 class RoutingTable:
-    """The routing table of one run."""
+    """The routing table of one run. ``staging``: whether instances stage KV, which moves with its trajectory."""
 
-    def __init__(self, policy: BucketPolicy, buckets: Sequence[Bucket]) -> None:
-        self.policy = policy
+    def __init__(self, policy: BucketPolicy, buckets: Sequence[Bucket], staging: bool = False) -> None:
+        self.policy, self.staging = policy, staging
         self.buckets = tuple(buckets)
         self.routes: dict[str, Route] = {}
         self.instances: dict[str, RolloutInstance] = {}
+        self.retired: dict[str, RolloutInstance] = {}
+        """Instances that take nothing any more but keep staged KV."""
         self.tools: dict[str, int] = {}
         """Sessions by address of the tool workers that are ready."""
         self._tags = frozenset(rollout_tag(bucket.tp) for bucket in buckets)
@@ -52,19 +58,40 @@ class RoutingTable:
     def offer(self, address: str, name: str, tp: int, slots: int) -> None:
         """A rollout instance takes segments from now on."""
         self.instances[address] = RolloutInstance(address, name, tp, slots, 0, 0)
+        self.retired.pop(address, None)
         self._listed = None
 
     def offer_tool(self, address: str) -> None:
         """A tool worker takes calls from now on."""
         self.tools.setdefault(address, 0)
 
+    def retire(self, address: str) -> None:
+        """A rollout instance takes nothing any more. Where KV is staged, it keeps what it holds for trajectories."""
+        instance = self.instances.get(address)
+        if not self.staging or instance is None:
+            self.withdraw(address)
+            return
+        staying = [route for route in self.routes.values() if route.instance == address]
+        self.withdraw(address)
+        self.retired[address] = instance
+        for route in staying:
+            route.left.append(address)
+
+    def awaited(self, address: str) -> bool:
+        """Whether an instance keeps staged KV for trajectories that have not arrived elsewhere yet."""
+        return any(address in route.left for route in self.routes.values())
+
     def withdraw(self, address: str) -> None:
         """A worker takes nothing any more, and what it held for trajectories is gone."""
+        self.retired.pop(address, None)
         if self.instances.pop(address, None) is not None:
             self._listed = None
             for route in self.routes.values():
                 if route.instance == address:
                     route.instance, route.held = None, 0
+        for route in self.routes.values() if self.staging else ():
+            if address in route.left:
+                route.left.remove(address)
         if self.tools.pop(address, None) is not None:
             for route in self.routes.values():
                 if route.session == address:
@@ -87,7 +114,8 @@ class RoutingTable:
         route.history.append(state)
 
     def place(self, trajectory: str) -> tuple[Placement, str | None]:
-        """Where the trajectory's next segment runs, and the instance that held its KV if that is now another one.
+        """Where the trajectory's next segment runs, and the instance that has to forget it since that is now another
+        one (where KV is staged, none yet: see `arrived`).
 
         Raises what the policy raises, and `ValueError` for an answer that is no valid placement.
         """
@@ -102,8 +130,33 @@ class RoutingTable:
         placement = self.policy.place(request, self._listed, self.buckets)
         self._check(placement)
         if placement.address is None:
-            placement = Placement(placement.tag, self._any(placement.tag, route.instance))
-        return placement, self._hold(route, placement.address)
+            placement = Placement(placement.tag, self._any(placement.tag, route.instance), placement.move)
+        left = self._hold(route, placement.address)
+        if not self.staging:
+            return placement, left
+        if left is not None:
+            route.left.append(left)
+            route.move = placement.move
+        if placement.address in route.left:
+            route.left.remove(placement.address)
+        return placement, None
+
+    def sources(self, trajectory: str) -> tuple[list[RolloutInstance], MoveEstimate | None]:
+        """The instances that may hold staged KV of a trajectory that has left them, the last one first, and what the
+        policy expected of its way from there."""
+        route = self.routes.get(trajectory)
+        if route is None:
+            return [], None
+        there = self.instances | self.retired
+        return [there[address] for address in reversed(route.left)], route.move
+
+    def arrived(self, trajectory: str) -> list[str]:
+        """A segment of the trajectory has ended where it is now: the instances that have to forget it."""
+        route = self.routes.get(trajectory)
+        if route is None or route.instance is None or not route.left:
+            return []  # what was cut short has its KV where it was
+        left, route.left, route.move = route.left, [], None
+        return left
 
     def session(self, trajectory: str) -> str | None:
         """The tool worker with the trajectory's session; the first call opens it on the least loaded one. None: no tool
@@ -122,7 +175,7 @@ class RoutingTable:
             route = self.routes.pop(trajectory, None)
             if route is None:
                 continue
-            for address in (self._hold(route, None), route.session):
+            for address in (self._hold(route, None), route.session, *route.left):
                 if address is not None:
                     holders.setdefault(address, []).append(trajectory)
             if route.session in self.tools:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from libra.resources import wire
 from libra.resources.errors import DeadlineError, InfraError
-from libra.resources.types import ToolState
+from libra.resources.types import Migration, ToolState
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class Line:
     def __init__(self, send: Callable[[wire.Message], object]) -> None:
         self._send = send
         self._segments: list[tuple[str, int, bytes]] = []
+        self._moves: list[tuple[str, wire.Message]] = []
         self._asks: list[tuple[int, str, int, int, list[Any], int]] = []
         self._waiting: dict[int, _Question] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -51,6 +52,12 @@ class Line:
         """A residence (``key``, in Dask's run ``run`` of it) has finished a segment."""
         self._segments.append((key, run, segment))
         self._arm()
+
+    def moved(self, key: str, migration: Migration | None) -> None:
+        """How the KV of the segment of ``key`` came, if its trajectory had moved."""
+        if migration is not None:
+            self._moves.append((key, asdict(migration)))
+            self._arm()
 
     async def stays(self, key: str, run: int, turn: int, state: ToolState, context: int, seconds: float) -> bool:
         """Whether the residence's trajectory goes on here, now that call number ``turn`` has returned and its context
@@ -84,6 +91,9 @@ class Line:
         if self._segments:
             segments, self._segments = self._segments, []
             self._send({"op": wire.SEGMENT, "segments": segments})
+        if self._moves:
+            moves, self._moves = self._moves, []
+            self._send({"op": wire.MOVED, "moves": moves})
         if self._asks:
             asks, self._asks = self._asks, []
             self._send({"op": wire.ASK, "asks": asks})

@@ -34,6 +34,8 @@ SHIPPED: dict[Seam, dict[str, str]] = {
     },
 }
 """The kinds that ship, and where each lives."""
+STAGING = ("vllm",)
+"""The shipped kinds of engines that can stage KV."""
 
 
 def kinds(seam: Seam) -> tuple[str, ...]:

@@ -7,15 +7,17 @@ trajectory stays.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from libra.resources.codec import pack, segment_to_wire, tool_return_from_wire, tool_return_to_wire
 from libra.resources.types import Tokens, ToolReturn, TrajectoryId
+from libra.tasks.kv import NO_HINT, hint_of
 from libra.tasks.line import Line
-from libra.tasks.rollout import RolloutRole, judge
-from libra.tasks.running import Request, run_body, this_host
+from libra.tasks.rollout import RolloutRole, Turn, judge
+from libra.tasks.running import Request, annotation, run_body, this_host
 from libra.tasks.sessions import Conversation, PastCall, Sessions
 
 
@@ -24,9 +26,10 @@ async def residence(blob: bytes) -> None:
 
     ``blob`` packs ``key``, ``trajectory``, ``tokens`` (int32, the context), ``max_new``, ``max_turns`` (calls of the
     trajectory at most), ``task`` (the task's spec), ``history`` ([{``call``, ``digest``}] of the calls whose returns
-    are in ``tokens``), and of ``call`` and ``tool`` at most one: the call to begin with, or its return. Hands over each
-    segment as it ends (`libra.resources.wire.SEGMENT`). Leaves ``tool`` as the task's metadata: None if the trajectory
-    has ended, else the return after which it moves.
+    are in ``tokens``), ``cut`` (the last of ``tokens`` that are of a turn which was cut short, to be continued), and of
+    ``call`` and ``tool`` at most one: the call to begin with, or its return. Hands over each segment as it ends
+    (`libra.resources.wire.SEGMENT`). Leaves ``tool`` as the task's metadata: None if the trajectory has ended or was
+    cut short, else the return after which it moves.
     """
     host = this_host()
 
@@ -63,7 +66,9 @@ class Residence:
         self._task, self._max_new, self._max_turns = request["task"], request["max_new"], request["max_turns"]
         self._history = [PastCall(past["call"], past["digest"]) for past in request["history"]]
         self._context: Tokens = request["tokens"]
+        self._cut = int(request["cut"])
         self._call: dict[str, Any] | None = request["call"]
+        self._hint = hint_of(annotation(self._key), stage=True)
         self._tool = None if request["tool"] is None else tool_return_from_wire(request["tool"])
         if self._tool is not None:
             self._take(self._tool)
@@ -84,8 +89,12 @@ class Residence:
     async def _segment(self, tool: ToolReturn | None) -> dict[str, Any] | None:
         """Sample a segment, after ``tool`` if given, and hand it over; the call that it makes and may make."""
         role = self._role
-        segment = await role.generate(self._trajectory, self._context, self._max_new)
-        action = judge(role.environment, segment, role.room(len(self._context)))
+        # Its KV lies elsewhere for the first segment only; after the last call it need not be staged.
+        hint = replace(self._hint, stage=len(self._history) < self._max_turns)
+        turn = Turn(self._context, self._cut, self._max_new)
+        segment = await role.generate(self._trajectory, self._context, turn.room, hint)
+        self._hint, self._cut = NO_HINT, 0
+        action = judge(role.environment, turn, segment, role.room(len(self._context)))
         self._context = np.concatenate([self._context, segment.tokens])
         told = {
             "tool": None if tool is None else tool_return_to_wire(tool),
@@ -93,6 +102,7 @@ class Residence:
             "action": {"kind": action.kind, "call": action.call, "end": action.end},
         }
         self._line.finished(self._key, self._run, pack(told))
+        self._line.moved(self._key, segment.migration)
         return action.call if action.kind == "call" and len(self._history) < self._max_turns else None
 
     async def _made(self, call: dict[str, Any]) -> ToolReturn:

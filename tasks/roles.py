@@ -22,13 +22,17 @@ from libra.tasks.registry import environment_class
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a role is made from. ``tp``: the TP degree of a rollout's bucket. ``on_lost`` is called with why when a
+    """What a role is made from. ``tp``: the TP degree of a rollout's bucket. ``worker``: the Dask worker's name, and
+    ``node``: the label or host of where it runs (`libra.resources.tags.node_of`); ``peer`` gives Dask's RPC to another
+    worker's address. ``on_lost`` is called with why when a
     ready role's child process has died; ``on_progress`` with plain values that a person may want to see."""
 
     spec: RunSpec
     epoch: int
     tp: int | None
     worker: str
+    node: str
+    peer: Callable[[str], Any]
     on_lost: Callable[[str], None]
     on_progress: Callable[[dict[str, Any]], None]
 

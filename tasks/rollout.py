@@ -2,7 +2,7 @@
 
 Invariants: a generate call ends exactly once (a segment, or an `InfraError` with the engine's own text); a call that is
 cancelled or runs out of time is aborted in the engine, which frees its slot; loading a version that is loaded does
-nothing.
+nothing; a role that shall stage KV is not ready without its arena (`libra.tasks.kv`).
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from libra.resources.codec import segment_to_wire, tool_return_from_wire
 from libra.resources.errors import InfraError, TaskError
+from libra.resources.kv.arena import Arena
 from libra.resources.types import Segment, Tokens, TrajectoryId, WeightVersion
 from libra.tasks.child.host import error_text
 from libra.tasks.child.parent import ChildProcess
 from libra.tasks.engines.base import EngineConfig, Place
 from libra.tasks.envs.base import Action, Environment, EnvironmentConfig
+from libra.tasks.kv import NO_HINT, Hint, Staging, hint_of
 from libra.tasks.names import sample_stream, temperature
 from libra.tasks.roles import Role, Setting, make_environment
-from libra.tasks.running import Request, run_body
+from libra.tasks.running import Request, annotation, run_body, this_host
 from libra.tasks.sessions import Sessions
 
 _HOST = "libra.tasks.child.engine_host"
@@ -35,28 +37,52 @@ async def rollout(blob: bytes, tool: dict[str, Any] | None = None) -> None:
     """Body of a rollout task: one segment of one trajectory, and what it means.
 
     ``blob`` packs ``key``, ``trajectory``, ``turn``, ``tokens`` (int32, the context before the tool payload),
-    ``max_new`` and ``heldout``; ``tool`` is what the tool task returned, whose payload continues the context. Leaves
-    ``segment``, ``action`` (``kind``, ``call``, ``end``) and ``tool`` as the task's metadata.
+    ``max_new``, ``heldout`` and ``cut`` (the last tokens of the context that are of the same turn, which was cut
+    short); ``tool`` is what the tool task returned, whose payload continues the context. Leaves ``segment``, ``action``
+    (``kind``, ``call``, ``end``) and ``tool`` as the task's metadata.
     """
 
     async def work(role: RolloutRole, request: Request) -> tuple[dict[str, Any], None]:
         context: Tokens = request["tokens"]
         if tool is not None:
             context = np.concatenate([context, tool_return_from_wire(tool).payload])
-        segment = await role.generate(TrajectoryId.parse(request["trajectory"]), context, request["max_new"])
-        action = judge(role.environment, segment, role.room(len(context)))
+        hint = hint_of(annotation(request["key"]), stage=True)
+        turn = Turn(context, request["cut"], request["max_new"])
+        segment = await role.generate(TrajectoryId.parse(request["trajectory"]), context, turn.room, hint)
+        this_host().line.moved(request["key"], segment.migration)
+        action = judge(role.environment, turn, segment, role.room(len(context)))
         return {"segment": segment_to_wire(segment), "action": asdict(action), "tool": tool}, None
 
     await run_body(RolloutRole, blob, work)
 
 
-def judge(environment: Environment, segment: Segment, room: int) -> Action:
-    """What a segment means. One that filled the ``room`` which the context limit left ends the trajectory with
-    ``tokens``. `TaskError` if the environment cannot tell."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn that goes on after ``context``, whose last ``cut`` tokens are its own; it has ``limit`` tokens at most."""
+
+    context: Tokens
+    cut: int
+    limit: int
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may still have."""
+        return self.limit - self.cut
+
+
+def judge(environment: Environment, turn: Turn, segment: Segment, room: int) -> Action:
+    """What a segment means. One that was cut short (`RolloutRole.drain`) is continued elsewhere; one that filled the
+    ``room`` which the context limit left ends the trajectory with ``tokens``. `TaskError` if the environment cannot
+    tell."""
+    if segment.finish == "abort":
+        return Action("cut")
     if segment.finish != "stop" and len(segment.tokens) >= room:
         return Action("final", end="tokens")
+    tokens = segment.tokens
+    if turn.cut:
+        tokens = np.concatenate([turn.context[len(turn.context) - turn.cut :], tokens])
     try:
-        return environment.parse(segment.tokens, segment.finish == "stop")
+        return environment.parse(tokens, segment.finish == "stop")
     except Exception as error:
         raise TaskError(f"the environment cannot parse a turn: {error_text(error)}") from error
 
@@ -77,7 +103,12 @@ class RolloutRole(Role):
         self._pending: dict[str, dict[str, asyncio.Future[dict[str, Any]]]] = {}
         self._numbers = itertools.count()
         self._loaded: int | None = None
+        self._drains = False
+        self._loading = asyncio.Lock()
         self._stats: dict[str, Any] = {}
+        budget = self._config.kv_arena
+        self._staging = Staging(self.spec.run, setting.worker, setting.node, budget, setting.peer) if budget else None
+        self._freeing: asyncio.Future[None] | None = None
         self.environment: Environment
         self.sessions: Sessions | None = None
         """Where tools are inline."""
@@ -93,7 +124,7 @@ class RolloutRole(Role):
                     "engine": spec.engine,
                     "tokenizer": spec.tokenizer,
                     "deterministic": spec.deterministic,
-                    "place": asdict(Place(tp=self.setting.tp or 1)),
+                    "place": asdict(self._place()),
                 },
                 name=f"engine of {self.setting.worker}",
                 log=self.setting.log("rollout"),
@@ -111,52 +142,83 @@ class RolloutRole(Role):
         self._fail_pending(f"the engine of {self.setting.worker} is being stopped")
         if self.sessions is not None:
             self.sessions.close()
-        if not self._engine.done():
-            self._give_up("the role was given up before its engine started")
-        elif self._engine.exception() is None:
-            await self._engine.result().stop(self.spec.stop_seconds / 2)
+        try:
+            if not self._engine.done():
+                self._give_up("the role was given up before its engine started")
+            elif self._engine.exception() is None:
+                await self._engine.result().stop(self.spec.stop_seconds / 2)
+        finally:
+            self._free_arena()
+            if self._freeing is not None:
+                await self._freeing
 
     async def load(self, weights: WeightVersion) -> None:
         """Load published weights, once the engine is up. Raises `WeightError` (the old ones stay), `InfraError` or
         `DeadlineError`."""
         engine = await asyncio.shield(self._engine)
-        if self._loaded != weights.version:
+        async with self._loading:
+            if self._loaded == weights.version:
+                return
             # An engine may need the weights to be built at all.
             building = self.spec.start_seconds if self._loaded is None else 0.0
             loaded = await engine.call("load", seconds=building + self.spec.load_seconds, **asdict(weights))
+            if self._staging is not None and self._loaded is None:
+                await self._make_arena(self._staging, loaded)
             self._loaded = loaded["version"]
 
     def room(self, context: int) -> int:
         """Tokens that may follow a context of this many."""
         return self._max_context - context
 
-    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int) -> Segment:
+    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int, hint: Hint = NO_HINT) -> Segment:
         """Continue ``context`` by up to ``max_new`` tokens, fewer if the context limit is nearer; none if it is
-        reached."""
+        reached. ``hint``: where its KV may come from, and whether it shall be staged."""
         started = time.time()
         max_new = min(max_new, self.room(len(context)))
-        if max_new < 1:
-            return _empty_segment(len(context), self.setting.worker, started)
+        if max_new < 1 or self._drains:
+            empty = _empty_segment(len(context), self.setting.worker, started)
+            return replace(empty, finish="abort") if max_new >= 1 else empty
+        staging, name = self._staging, str(trajectory)
+        if staging is not None:
+            hint = await staging.bring(name, context, hint, self.spec.load_seconds)
         end = await self._request(
-            str(trajectory),
+            name,
             tokens=np.asarray(context, np.int32),
             max_new=max_new,
             stop=list(self.environment.stop),
             temperature=temperature(self.spec, trajectory),
             stream=sample_stream(self.spec, trajectory),
+            **({} if staging is None else staging.wish(name, context, hint)),
         )
         return Segment(
             end["tokens"],
             end["logprobs"],
             end["versions"],
-            end["finish"],
+            # One that has had all its tokens as it was cut short has ended.
+            "length" if end["finish"] == "abort" and len(end["tokens"]) >= max_new else end["finish"],
             context=len(context),
             cached=end["cached"],
             instance=self.setting.worker,
             started=started,
             ended=time.time(),
             queued=end["queued"],
+            staged=end["staged"],
+            migration=None if staging is None else staging.migration(hint, end, len(context)),
         )
+
+    @property
+    def arena(self) -> Arena | None:
+        """Where its KV is staged, if it is."""
+        return None if self._staging is None else self._staging.arena
+
+    def drain(self, drains: bool) -> None:
+        """End all requests now, with the tokens that they have, and take none; or take requests again."""
+        self._drains = drains
+        engine = self._living()
+        for requests in self._pending.values() if drains and engine is not None else ():
+            for identifier in requests:
+                assert engine is not None
+                engine.send("abort", request=identifier)
 
     def forget(self, trajectories: Iterable[str]) -> None:
         ended = list(trajectories)
@@ -171,6 +233,8 @@ class RolloutRole(Role):
                         engine.send("abort", request=identifier)
         if engine is not None:
             engine.send("release", sequences=ended)
+        if self._staging is not None:
+            self._staging.forget(ended)
 
     @property
     def ready(self) -> bool:
@@ -185,7 +249,8 @@ class RolloutRole(Role):
 
     def stats(self) -> dict[str, Any]:
         sessions = {} if self.sessions is None else self.sessions.stats()
-        return {**self._stats, "pending": len(self._pending), **sessions}
+        staged = {} if self._staging is None else self._staging.stats()
+        return {**self._stats, "pending": len(self._pending), **sessions, **staged}
 
     async def _request(self, trajectory: str, **fields: Any) -> dict[str, Any]:
         """The fields of the engine's `Generated`."""
@@ -209,9 +274,28 @@ class RolloutRole(Role):
                 self._pending.pop(trajectory, None)
             if future.cancelled() and self._living() is not None:
                 engine.send("abort", request=identifier)
-        if end["error"] is not None or end["finish"] == "abort":
+        if end["error"] is not None or (end["finish"] == "abort" and not self._drains):
             raise InfraError(f"{engine.name} ended a request of {trajectory}: {end['error'] or 'aborted'}")
         return end
+
+    def _place(self) -> Place:
+        return Place(self.setting.tp or 1, None if self._staging is None else str(self._staging.path))
+
+    async def _make_arena(self, staging: Staging, loaded: dict[str, Any]) -> None:
+        """For an engine that has loaded its first weights. The role may be stopped meanwhile."""
+        making = asyncio.create_task(
+            asyncio.to_thread(staging.open, loaded["kv_layout"], self._config.kind, loaded["version"])
+        )
+        try:
+            await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await asyncio.wait([making])  # a thread cannot be stopped, and what it has made must be freed
+            raise
+
+    def _free_arena(self) -> None:
+        owned = None if self._staging is None else self._staging.take()
+        if owned is not None:
+            self._freeing = asyncio.ensure_future(asyncio.to_thread(owned.release))
 
     def _give_up(self, reason: str) -> None:
         """There will be no engine: whoever waits for it to load weights ends too."""
@@ -236,6 +320,7 @@ class RolloutRole(Role):
 
     def _on_exit(self, death: str) -> None:
         self._fail_pending(death)
+        self._free_arena()
         self.setting.on_lost(death)
 
     def _fail_pending(self, reason: str) -> None:

@@ -84,6 +84,12 @@ def this_host() -> Host:
     return host
 
 
+def annotation(key: str) -> dict[str, Any]:
+    """What the scheduler plugin wrote on the task ``key`` of this worker as it bound it; empty if nothing."""
+    written: dict[str, Any] = (this_host().worker.state.tasks[key].annotations or {}).get(wire.ANNOTATION, {})
+    return written
+
+
 async def run_body(
     role_class: type[R], blob: bytes, work: Callable[[R, Request], Awaitable[tuple[dict[str, Any], T]]]
 ) -> T:

@@ -13,15 +13,18 @@ from collections.abc import Coroutine
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
+from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.worker_state_machine import CancelComputeEvent, UnpauseEvent
 
 from libra.resources import tags, wire
 from libra.resources.dask_settings import forget_prefixes
 from libra.resources.errors import LibraError
+from libra.resources.kv.arena import Arena
 from libra.resources.types import WeightVersion
 from libra.resources.types.run import RunSpec
 from libra.tasks.child.host import error_text
+from libra.tasks.kv_fetch import KVServer
 from libra.tasks.line import Line
 from libra.tasks.reward import RewardRole
 from libra.tasks.roles import Role, Setting
@@ -65,9 +68,11 @@ class LibraWorker(WorkerPlugin):
             wire.START_ROLE: self.on_start_role,
             wire.STOP_ROLE: self.on_stop_role,
             wire.LOAD_WEIGHTS: self.on_load_weights,
+            wire.DRAIN: self.on_drain,
             wire.FORGET: self.on_forget,
             wire.ANSWER: self.on_answer,
         }
+        worker.handlers.update(KVServer(self._arena).handlers())
         worker.extensions[wire.EXTENSION] = self
 
     async def teardown(self, worker: Worker) -> None:
@@ -131,6 +136,8 @@ class LibraWorker(WorkerPlugin):
                     epoch,
                     tp,
                     str(self.worker.name),
+                    tags.node_of(self.worker.state.total_resources, get_address_host(self.worker.address)),
+                    self.worker.rpc,
                     on_lost=lambda error: self._on_lost(epoch, error),
                     on_progress=lambda fields: self._send(wire.PROGRESS, fields=fields),
                 )
@@ -150,6 +157,12 @@ class LibraWorker(WorkerPlugin):
         if isinstance(role, RolloutRole) and role.epoch == epoch:
             self._spawn(self._load(role, WeightVersion(**weights)))
 
+    def on_drain(self, epoch: int, drains: bool) -> None:
+        """Cut the requests of a rollout role short, or take requests again. Ignored if the role is of another epoch."""
+        role = self.role
+        if isinstance(role, RolloutRole) and role.epoch == epoch:
+            role.drain(drains)
+
     def on_forget(self, trajectories: list[str]) -> None:
         """These trajectories have ended."""
         if self.role is not None and self.state in ("waiting", "ready"):
@@ -158,6 +171,11 @@ class LibraWorker(WorkerPlugin):
     def on_answer(self, answers: list[Any]) -> None:
         """The policy has decided for residences on this worker."""
         self.line.answered(answers)
+
+    def _arena(self, run: str) -> Arena | None:
+        """The arena of the role, if it is of that run."""
+        role = self.role
+        return role.arena if isinstance(role, RolloutRole) and role.spec.run == run else None
 
     def _replace(self, new: Role | None) -> Role | None:
         """Make ``new`` the role and return the one before, which must still be stopped."""

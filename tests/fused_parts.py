@@ -21,11 +21,12 @@ from libra.resources.bootstrap import Bootstrap
 from libra.resources.cluster.local import LibraLocalCluster
 from libra.resources.codec import segment_from_wire, tool_return_from_wire
 from libra.resources.errors import ResidenceLostError
-from libra.resources.types import Segment, Stream, Tokens, ToolReturn, ToolState, Trajectory, TrajectoryId
+from libra.resources.types import Migration, Segment, Stream, Tokens, ToolReturn, ToolState, Trajectory, TrajectoryId
 from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.plugin import LibraScheduler
 from libra.tasks import worker as worker_side
 from libra.tasks.envs.base import Action, BlockingSession, Environment, EnvironmentConfig, payload_digest
+from libra.tasks.kv import NO_HINT, Hint
 from libra.tasks.roles import make_environment
 from libra.tasks.sessions import Sessions
 
@@ -51,14 +52,17 @@ class PlannedRollout(LabelRollout):
         assert self.sessions is not None
         self.sessions.forget(trajectories)
 
-    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int) -> Segment:
+    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int, hint: Hint = NO_HINT) -> Segment:
         started = time.time()
         await asyncio.sleep(self.seconds)
         plan, made = context[context >= PLAN], int((context == RETURN).sum())
         token = int(plan[made]) if made < len(plan) else END
         tokens = np.array([-token if token >= PLAN else token, STOP], np.int32)
         versions, logprobs = np.full(2, self._loaded, np.int32), np.zeros(2, np.float32)
-        place = {"context": len(context), "cached": 0, "instance": self.setting.worker}
+        place: dict[str, Any] = {"context": len(context), "cached": 0, "instance": self.setting.worker}
+        if hint.sources:
+            source, here = hint.sources[0].worker, self.setting.worker
+            place["migration"] = Migration("prefill", source, here, len(context), 0, 0.0, hint.expected)
         return Segment(tokens, logprobs, versions, "stop", **place, started=started, ended=time.time())  # type: ignore[arg-type]
 
 

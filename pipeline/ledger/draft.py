@@ -70,16 +70,30 @@ class Draft:
     @property
     def next(self) -> Next:
         """What the trajectory needs now."""
-        if self.action is None:
+        if self.action is None or self.action["kind"] == "cut":
             return "rollout"
         if self.action["kind"] == "call" and len(self.tools) < self.max_turns:
             return "tool"
         return "reward"
 
     @property
+    def cut(self) -> int:
+        """Tokens of the last turn if it was cut short and goes on, else 0."""
+        if self.action is None or self.action["kind"] != "cut":
+            return 0
+        count = 0
+        for tool, segment in reversed(self.steps):
+            if segment.finish != "abort":
+                break
+            count += len(segment.tokens)
+            if tool is not None:
+                break
+        return count
+
+    @property
     def end(self) -> str:
         """How it ended, in the environment's words; ``turns`` at the limit of calls, ``open`` if it did not end."""
-        if self.action is None:
+        if self.action is None or self.action["kind"] == "cut":
             return "open"
         return "turns" if self.action["kind"] == "call" else str(self.action["end"])
 
@@ -114,7 +128,7 @@ class Draft:
             logprobs=np.concatenate(logprobs).astype(np.float32, copy=False),
             versions=np.concatenate(versions).astype(np.int32, copy=False),
             tools=self.tools,
-            turns=len(self.steps),
+            turns=sum(segment.finish != "abort" for _, segment in self.steps),
             end=self.end,
             reward=reward,
             failure=failure,

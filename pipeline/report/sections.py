@@ -128,7 +128,7 @@ def staleness_and_speed(data: ReportData) -> str:
 
 
 def endings(data: ReportData) -> str:
-    """Tables of ends, failures and groups."""
+    """Tables of ends, failures, groups and moves."""
     total = sum(data.trajectories.ends.values())
     ends = {name: f"{count:,} ({100 * count / total:.0f} %)" for name, count in data.trajectories.ends.most_common()}
     failures = {name: f"{count:,}" for name, count in (data.summary.get("failures") or {}).items()}
@@ -139,7 +139,19 @@ def endings(data: ReportData) -> str:
         ("failures", _table(failures) if failures else '<p class="none">none</p>'),
         ("groups", _table(groups)),
     ]
+    if moves := data.summary.get("moves"):
+        tables.append(("moves to another instance, by the way of the KV", _table(_moves(moves))))
     return _pair(tables)
+
+
+def _moves(moves: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """``load`` → ``12 of 3,400 tokens, 4.1 MB in 0.2 s``."""
+    rows = {}
+    for way, sums in sorted(moves.items()):
+        rows[way] = f"{sums['count']:,.0f} of {sums['tokens']:,.0f} tokens"
+        if sums["bytes"]:
+            rows[way] += f", {sums['bytes'] / 1e6:,.1f} MB in {sums['seconds']:.2f} s"
+    return rows
 
 
 def _measure(data: ReportData, name: str) -> list[tuple[float, float]]:

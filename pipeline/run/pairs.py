@@ -24,12 +24,13 @@ class Pairs(Form):
             "tokens": context,
             "max_new": self.max_turn_tokens,
             "heldout": draft.id.stream == "heldout",
+            "cut": draft.cut,
         }
         if draft.next == "rollout":
             nodes = [Node(key, rollout_body, pack(blob))]
             result = await self.driver.submit(nodes, draft_opening(draft))
         else:
-            tool_key = self.key("tool", step, draft, index - 1)
+            tool_key = self.key("tool", step, draft, len(draft.tools))
             call = self._call(draft, tool_key, draft.action)
             nodes = [Node(tool_key, tool_body, call), Node(key, rollout_body, pack(blob), tool_key)]
             result = await self.driver.submit(nodes)

@@ -20,7 +20,7 @@ from libra.pipeline.run.forms import Wire, draft_opening
 from libra.pipeline.run.pairs import Pairs
 from libra.pipeline.run.residences import Residences
 from libra.pipeline.run.waits import Emit
-from libra.pipeline.view.events import Failed, Worked
+from libra.pipeline.view.events import Failed, Moved, Worked
 from libra.resources.codec import pack, segment_from_wire, tool_return_from_wire, trajectory_to_wire
 from libra.resources.errors import ClusterError, SessionLostError, TaskError
 from libra.resources.types import Failure
@@ -147,12 +147,14 @@ class Player:
         return Verdict(float(result["reward"]), None, result.get("artifact") or {})
 
     def _account(self, segment: Wire, tool: Wire | None) -> None:
-        """Tell the view which time an engine and a tool worked for this step. A tool's own clock counts seconds only;
-        it ended just before its continuation began."""
+        """Tell the view which time an engine and a tool worked for this step, and of KV that moved. A tool's own clock
+        counts seconds only; it ended just before its continuation began."""
         now, began = time.time(), segment["started"]
         self._emit(Worked(now, f"rollout/{segment['instance']}", began, segment["ended"]))
         if tool is not None:
             self._emit(Worked(now, "tool", began - tool["seconds"], began))
+        if (move := segment["migration"]) is not None:
+            self._emit(Moved(now, move["way"], move["tokens"], move["bytes"], move["seconds"]))
 
     def _check_in_a_row(self, draft: Draft, tried: Next, error: Exception) -> None:
         if (in_a_row := self._in_a_row[tried]) >= self._consecutive:

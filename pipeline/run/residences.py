@@ -25,7 +25,7 @@ class Residences(Form):
         """One residence, that begins with the return ``tool`` of the draft's call if that was made; the return after
         which the trajectory moves on, None at its end."""
         key = self.key("rollout", step, draft, len(draft.steps))
-        call = draft.action["call"] if draft.action is not None and tool is None else None
+        call = draft.action["call"] if draft.action is not None and draft.next == "tool" and tool is None else None
         blob = {
             "key": key,
             "trajectory": str(draft.id),
@@ -34,6 +34,7 @@ class Residences(Form):
             "max_turns": draft.max_turns,
             "task": draft.task,
             "history": draft.history,
+            "cut": draft.cut,
             "call": call,
             "tool": tool,
         }
@@ -45,7 +46,7 @@ class Residences(Form):
         nodes = [Node(key, residence_body, pack(blob))]
         payload = 0 if tool is None else len(tool_return_from_wire(tool).payload)
         left: Wire | None = (await self.driver.submit(nodes, draft_opening(draft, payload), on_segment))["tool"]
-        if left is None and draft.next != "reward":
+        if left is None and draft.next != "reward" and (draft.action is None or draft.action["kind"] != "cut"):
             raise InfraError(f"{key} ended, but {draft.id} is at {draft.length} tokens and still needs a {draft.next}")
         return left
 

@@ -22,6 +22,7 @@ from libra.pipeline.view.display import Display
 from libra.pipeline.view.events import RunEnded, RunStarted
 from libra.pipeline.view.view import View
 from libra.resources.handles import BatchHandle
+from libra.resources.kv.ownership import reap_arenas
 from libra.resources.weights import reap_weight_directories
 
 TICK_SECONDS = 0.5
@@ -45,6 +46,7 @@ async def train(
     whatever happens, the folder can be resumed and nothing of the run is left behind on the cluster.
     """
     reap_weight_directories()
+    reap_arenas()
     plain = to_plain(config)
     folder = RunFolder.resume(config.run_dir, plain, MAY_DIFFER) if resume else RunFolder.create(config.run_dir, plain)
     # Before the view opens its files: a folder that another process is writing to is left alone.

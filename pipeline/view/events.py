@@ -80,6 +80,18 @@ class Worked:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """A trajectory has moved to another instance, and its KV came by ``way`` (`Migration`): ``tokens`` and ``bytes`` of
+    it in ``seconds``."""
+
+    time: float
+    way: str
+    tokens: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How much runs now, for people to look at; not accounted. Keys as in `InFlight`."""
 
@@ -222,6 +234,6 @@ class RunEnded:
 
 
 Event = (
-    RunStarted | Progress | RoleChanged | InFlight | Worked | Load | WaitStarted | WaitEnded | TrajectoryEnded
+    RunStarted | Progress | RoleChanged | InFlight | Worked | Moved | Load | WaitStarted | WaitEnded | TrajectoryEnded
     | GroupFinished | StepTrained | Published | EvalFinished | Failed | Note | RunEnded
 )  # fmt: skip

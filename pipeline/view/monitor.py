@@ -49,6 +49,7 @@ class RunMonitor:
         self.trajectories = self.tokens = self.sampled = 0
         self.failures: Counter[str] = Counter()
         self.groups: Counter[str] = Counter()
+        self.moves: dict[str, dict[str, float]] = {}
         self.staleness: Counter[int] = Counter()
         self.heldout: list[Heldout] = []
         self.reward: float | None = None
@@ -73,6 +74,7 @@ class RunMonitor:
         self.trajectories, self.tokens, self.sampled = totals["trajectories"], totals["tokens"], totals["sampled"]
         self.failures.update(totals["failures"])
         self.groups.update(totals["groups"])
+        self.moves = {way: dict(sums) for way, sums in totals["moves"].items()}
         self.staleness.update({int(key): count for key, count in totals["staleness"].items()})
         self._ema, self._ema_weight = totals["ema"]
         self.heldout = list(evaluations)
@@ -96,6 +98,8 @@ class RunMonitor:
             case happened.Worked():
                 self._begun()
                 self.idle.worked(event)
+            case happened.Moved():
+                self._moved(event)
             case happened.Load():
                 self._load = event.running
             case happened.WaitStarted():
@@ -180,6 +184,7 @@ class RunMonitor:
             "tokens": self.tokens,
             "sampled_tokens": self.sampled,
             "failures": dict(self.failures),
+            "moves": self.moves,
             "skipped_groups": self.groups["skipped"],
             "dropped_groups": self.groups["unusable"] + self.groups["expired"],
             "staleness_max": self.staleness_max,
@@ -205,6 +210,12 @@ class RunMonitor:
             self.failures[event.failure] += 1
         elif event.stream == "train":
             self.recent_lengths.append(event.length)
+
+    def _moved(self, event: happened.Moved) -> None:
+        sums = self.moves.setdefault(event.way, {"count": 0, "tokens": 0, "bytes": 0, "seconds": 0.0})
+        told = {"count": 1, "tokens": event.tokens, "bytes": event.bytes, "seconds": event.seconds}
+        for name, value in told.items():
+            sums[name] += value
 
     def _step(self, event: happened.StepTrained) -> dict[str, Any] | None:
         if event.replayed and event.version < self._recorded:
@@ -266,6 +277,7 @@ class RunMonitor:
             "sampled": self.sampled,
             "failures": dict(self.failures),
             "groups": dict(self.groups),
+            "moves": {way: dict(sums) for way, sums in self.moves.items()},
             "staleness": {str(value): count for value, count in sorted(self.staleness.items())},
             "idle": idle,
             "ema": [self._ema, self._ema_weight],

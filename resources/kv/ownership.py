@@ -29,6 +29,16 @@ _YOUNG_SECONDS = 60.0
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
+def arena_name(worker: str) -> str:
+    """What the arena of a Dask worker is called: the worker's name, without what no file name has."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", worker)
+
+
+def arena_path(run: str, worker: str, shared: Path = SHARED_MEMORY) -> Path:
+    """Where the arena of ``run``'s Dask worker lies, if it has one."""
+    return shared / f"libra-{run}-kv-{arena_name(worker)}" / ARENA_FILE
+
+
 class OwnedArena:
     """A new, empty arena of ``run``'s worker ``name``, removed at `release` or at the end of this process.
 
@@ -50,7 +60,7 @@ class OwnedArena:
             raise KVError(
                 f"a KV arena cannot be named by run {run!r} and worker {name!r}: use letters, digits, '_', '.', '-'"
             )
-        self.directory = shared / f"libra-{run}-kv-{name}"
+        self.directory = arena_path(run, name, shared).parent
         self.directory.mkdir(mode=0o700, exist_ok=True)
         if not _ours(self.directory):
             raise KVError(f"{self.directory} belongs to another user or is no directory; remove it or rename the run")

@@ -2,7 +2,7 @@
 
 from libra.resources.types.cluster import Bucket, RolloutInstance, WeightVersion
 from libra.resources.types.identity import Stream, TrajectoryId
-from libra.resources.types.kv import KVHandle
+from libra.resources.types.kv import KVHandle, Migration
 from libra.resources.types.planning import (
     Alternative,
     BucketPlan,
@@ -14,7 +14,7 @@ from libra.resources.types.planning import (
     RolloutLayout,
     TrainStrategy,
 )
-from libra.resources.types.request import Migration, RequestRecord
+from libra.resources.types.request import RequestRecord
 from libra.resources.types.trajectory import (
     NOT_SAMPLED,
     Failure,

@@ -1,4 +1,4 @@
-"""Staged KV as the scheduler, the driver and other workers name it."""
+"""Staged KV as the scheduler, the driver and other workers name it, and how it moves."""
 
 from __future__ import annotations
 
@@ -19,3 +19,18 @@ class KVHandle:
     arena: str
     worker: str
     node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """How the KV of a trajectory that moved came to the instance ``target``: the ``way`` (``load`` from an arena of the
+    node, ``fetch`` from another node, ``prefill``: computed again), its ``tokens`` and ``bytes``, the ``seconds`` it
+    took (0: not measured) and those it was ``expected`` to take (None: nobody said)."""
+
+    way: str
+    source: str
+    target: str
+    tokens: int
+    bytes: int
+    seconds: float
+    expected: float | None

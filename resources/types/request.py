@@ -9,21 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from libra.resources.types.kv import Migration
 from libra.resources.types.trajectory import Segment, ToolReturn
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """A move of KV between instances: ``way`` it came (``load``, ``fetch``, ``prefill``), its ``tokens`` and ``bytes``,
-    the ``seconds`` it took and those it was ``expected`` to take."""
-
-    way: str
-    source: str
-    target: str
-    tokens: int
-    bytes: int
-    seconds: float
-    expected: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +49,6 @@ class RequestRecord:
         segments: Sequence[Segment],
         tools: Sequence[ToolReturn],
         degrees: Mapping[str, int],
-        migrations: Sequence[Migration] = (),
     ) -> Self:
         """From what a trajectory is made of; ``degrees``: TP degree by the name of the instance."""
         residence: dict[int, float] = {}
@@ -80,7 +66,7 @@ class RequestRecord:
             tool_seconds=sum(tool.seconds for tool in tools),
             queue_seconds=sum(segment.queued for segment in segments),
             residence=residence,
-            migrations=tuple(migrations),
+            migrations=tuple(segment.migration for segment in segments if segment.migration is not None),
             prefill_pairs=sum(prefill_pairs(segment.cached, segment.context - segment.cached) for segment in segments),
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libra.resources.types.identity import TrajectoryId
+from libra.resources.types.kv import Migration
 
 Tokens = NDArray[np.int32]
 Finish = Literal["stop", "length", "abort"]
@@ -29,7 +30,8 @@ class Segment:
 
     ``tokens``, ``logprobs`` and ``versions`` have shape (n,); ``context`` counts the tokens before the segment and
     ``cached`` those of them whose KV was reused. ``started`` and ``ended`` are Unix seconds; ``queued`` is the seconds
-    of that time spent waiting for a slot.
+    of that time spent waiting for a slot. ``staged``: tokens whose KV went into the instance's arena at its end;
+    ``migration``: how the KV came if the trajectory had moved here.
     """
 
     tokens: Tokens
@@ -42,6 +44,8 @@ class Segment:
     started: float
     ended: float
     queued: float = 0.0
+    staged: int = 0
+    migration: Migration | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,15 @@ follow what was measured, recent measurements weighing more.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from pydantic import Field
 
 from libra.resources.config import Bytes, Config, Seconds
 from libra.resources.types import RolloutInstance
+from libra.scheduler_plugin.policy.moves import MoveEstimate, MoveOutcome
 
 _T = TypeVar("_T")
-
-Way = Literal["hit", "load", "fetch", "prefill"]
-"""How a trajectory's KV comes to its instance: it is there, from host memory, from another node, computed again."""
 
 
 class CostConfig(Config):
@@ -61,28 +58,6 @@ class CostConfig(Config):
     """Share of the remaining context that is generated (the rest comes from tools)."""
     memory: float = Field(default=0.05, gt=0, le=1)
     """Weight of one measured move in the rate that follows it."""
-
-
-@dataclass(frozen=True, slots=True)
-class MoveEstimate:
-    """``seconds`` by the ``way`` chosen; ``fetch`` and ``prefill``: what each would take, None where
-    there is nothing to fetch, or nothing to do."""
-
-    way: Way
-    seconds: float
-    tokens: int
-    fetch: float | None
-    prefill: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class MoveOutcome:
-    """A move that happened: ``tokens`` of KV came in ``seconds`` by ``way`` to an instance of degree ``tp``."""
-
-    way: Way
-    tokens: int
-    tp: int
-    seconds: float
 
 
 class CostModel:

@@ -9,13 +9,14 @@ changed; a trajectory that has ended leaves only what the tree learned; at most 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
 from libra.resources.config import Config
 from libra.resources.types import Bucket, RolloutInstance, ToolState
-from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel, MoveOutcome
+from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel
 from libra.scheduler_plugin.cmlfq.estimate import Estimator
 from libra.scheduler_plugin.cmlfq.outlook import Outlook, Shares
 from libra.scheduler_plugin.cmlfq.persistence import dumps, merge
@@ -23,6 +24,7 @@ from libra.scheduler_plugin.cmlfq.router import Decision, Router, RouterConfig, 
 from libra.scheduler_plugin.cmlfq.tree import UNSEEN, Node, PrefixTree
 from libra.scheduler_plugin.policy.balance import instance_at, placement
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
+from libra.scheduler_plugin.policy.moves import MoveOutcome
 from libra.scheduler_plugin.policy.options import parsed
 
 
@@ -115,7 +117,7 @@ class CMlfq(BucketPolicy):
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
     ) -> Placement:
         decision = self.decide(request, instances, buckets)
-        return placement(buckets[decision.bucket], decision.instance)
+        return replace(placement(buckets[decision.bucket], decision.instance), move=decision.move)
 
     def decide(
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
@@ -166,7 +168,6 @@ class CMlfq(BucketPolicy):
         }
 
     def moved(self, outcome: MoveOutcome) -> None:
-        """A move has happened: what later ones are expected to take follows it."""
         self.costs.measured(outcome)
 
     def _trail(self, trajectory: str) -> _Trail:

@@ -21,9 +21,10 @@ from pydantic import Field
 
 from libra.resources.config import Config
 from libra.resources.types import Bucket, RolloutInstance
-from libra.scheduler_plugin.cmlfq.cost import CostModel, MoveEstimate
+from libra.scheduler_plugin.cmlfq.cost import CostModel
 from libra.scheduler_plugin.cmlfq.estimate import Estimate
 from libra.scheduler_plugin.policy.balance import bucket_of, choose, index_of, smallest_holding
+from libra.scheduler_plugin.policy.moves import MoveEstimate
 
 Reason = Literal["entry", "lost", "forced", "predicted", "no evidence", "agrees", "split", "damped", "full", "dear"]
 """Why a bucket was chosen. Placed: first segment (entry), KV gone (lost), outgrown (forced), moved (predicted). Stayed:

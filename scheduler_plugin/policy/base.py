@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from libra.resources.errors import ConfigError
 from libra.resources.types import Bucket, RolloutInstance, ToolState
+from libra.scheduler_plugin.policy.moves import MoveEstimate, MoveOutcome
 
 _SHIPPED = {
     "context_bounds": "libra.scheduler_plugin.policy.context_bounds:ContextBounds",
@@ -47,10 +48,12 @@ class PlacementRequest:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The tag to run under, and the instance's address. None: any instance of the tag; the routing table then takes the
-    one with the trajectory's KV, else the least loaded, and waits for one where none is ready."""
+    one with the trajectory's KV, else the least loaded, and waits for one where none is ready. ``move``: how the
+    trajectory's KV should come to it, if the policy reckons with that."""
 
     tag: str
     address: str | None = None
+    move: MoveEstimate | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,9 @@ class BucketPolicy(ABC):
 
     def observe(self, finished: FinishedTrajectory) -> None:  # noqa: B027 - a policy need not learn
         """A trajectory has ended."""
+
+    def moved(self, outcome: MoveOutcome) -> None:  # noqa: B027 - a policy need not learn
+        """A trajectory has moved: what later moves are expected to take may follow it."""
 
     def learned(self) -> bytes | None:
         """What it has learned, for `relearn`; None: it keeps nothing."""

@@ -7,9 +7,9 @@ Invariants: every ``submit`` is answered by exactly one entry of a ``generated``
 `Engine.check` ends the process, with the engine's own text as the reason.
 
 Requests: ``submit`` (the fields of `GenerateRequest`), ``abort`` (``request``), ``release`` (``sequences``), ``load``
-(``version``, ``path``, ``digest`` → ``{"version"}``), ``stats`` (→ the fields of `EngineStats`), ``close``. Events:
-``ready``, ``generated`` (``ended``: the fields of `Generated` of each), ``stats`` (when they have changed, at most once
-a second).
+(``version``, ``path``, ``digest`` → ``{"version", "kv_layout"}``, the layout as a dict or None), ``stats`` (→ the
+fields of `EngineStats`), ``close``. Events: ``ready``, ``generated`` (``ended``: the fields of `Generated` of each),
+``stats`` (when they have changed, at most once a second).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EngineHost:
         args = request.args
         match request.op:
             case "submit":
-                self._submit(GenerateRequest(**{**args, "stop": tuple(args["stop"])}))
+                self._submit(GenerateRequest(**{name: _as_tuple(value) for name, value in args.items()}))
             case "abort":
                 self._engine.abort(args["request"])
             case "release":
@@ -110,7 +110,10 @@ class EngineHost:
         except LibraError as error:
             self._channel.refuse(request, error)
         else:
-            self._channel.reply(request, {"version": self._engine.version})
+            layout = self._engine.kv_layout
+            self._channel.reply(
+                request, {"version": self._engine.version, "kv_layout": None if layout is None else layout.to_json()}
+            )
 
     def _send(self, ended: list[Generated]) -> None:
         if ended:
@@ -121,6 +124,10 @@ class EngineHost:
         if not self._reported and now - self._pushed >= STATS_SECONDS:
             self._pushed, self._reported = now, True
             self._channel.event("stats", **asdict(self._engine.stats()))
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def generated_to_wire(generated: Generated) -> dict[str, Any]:

@@ -9,15 +9,16 @@ while it stays, and is dropped when new weights are loaded; a request ends exact
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from libra.resources.config import Config
+from libra.resources.config import Bytes, Config
 from libra.resources.errors import ConfigError
+from libra.resources.kv.layout import KVLayout
 from libra.resources.types import Finish, Tokens, WeightVersion
 
 
@@ -34,6 +35,9 @@ class EngineConfig(Config):
     """Prompt tokens prefilled in one step, padding included."""
     threads: int = Field(default=1, ge=1)
     """Threads of the engine process."""
+    kv_arena: Bytes = Field(default=0, ge=0)
+    """Bytes of shared memory on each rollout worker in which KV is staged, so that a trajectory that moves to another
+    instance takes its KV along; 0: none is. Only engines that can stage (``vllm``)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind."""
 
@@ -70,6 +74,10 @@ class GenerateRequest:
     logprobs are those of temperature 1). ``stream`` is the counter-RNG stream: the token at context position p is drawn
     with ``uniforms(stream, p)`` by inverting the distribution function over ascending token ids. (An engine that is not
     ours to that depth, vLLM, draws from a generator of its own, seeded by the stream and the context's length.)
+
+    ``stage``: as the request ends, put the sequence's KV into the worker's arena, under the sequence and the version of
+    the weights. ``arenas``: other arenas on this node where KV of the sequence may lie. Hints, which an engine without
+    an arena does not take.
     """
 
     id: str
@@ -79,12 +87,18 @@ class GenerateRequest:
     stop: tuple[int, ...]
     temperature: float
     stream: int
+    stage: bool = False
+    arenas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generated:
     """The end of a request: sampled ids, logprobs and versions of shape (n,), why it ended, context tokens whose KV was
-    reused, and the seconds it queued for a slot. ``error`` is the engine's own text when this request failed."""
+    reused, and the seconds it queued for a slot. ``error`` is the engine's own text when this request failed.
+
+    ``loaded``: of the reused tokens, those whose KV came from an arena; ``staged``: tokens whose KV goes into the
+    worker's (known of requests that ended by themselves only); ``kv_seconds``: from when it was first scheduled until
+    the KV of its context was there, loaded or computed (0: not measured)."""
 
     id: str
     sequence: str
@@ -95,6 +109,9 @@ class Generated:
     cached: int
     queued: float
     error: str | None = None
+    loaded: int = 0
+    staged: int = 0
+    kv_seconds: float = 0.0
 
 
 def check_ids(request: GenerateRequest, vocabulary: int) -> None:
@@ -125,6 +142,8 @@ class EngineStats:
     prefilled: int
     reused: int
     steps: int
+    kv_refused: dict[str, int] = field(default_factory=dict)
+    """How often KV was not loaded or not staged, by reason."""
 
 
 class Engine(ABC):
@@ -132,6 +151,8 @@ class Engine(ABC):
 
     version: int
     """Version of the loaded weights; -1 before the first `load`."""
+    kv_layout: KVLayout | None = None
+    """How KV lies in the engine, once it has weights, if it can stage it in an arena."""
 
     @abstractmethod
     def __init__(

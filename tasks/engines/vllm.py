@@ -70,7 +70,7 @@ class VllmEngine(Engine):
         if weights.version == self.version:
             return
         self._core.load(weights)
-        self.version = weights.version
+        self.version, self.kv_layout = weights.version, self._core.kv_layout
         self._idle.clear()
 
     def submit(self, request: GenerateRequest) -> None:
@@ -124,6 +124,7 @@ class VllmEngine(Engine):
             prefilled=self._prefilled,
             reused=self._reused,
             steps=self._core.meter.steps,
+            kv_refused=dict(self._core.meter.kv_refused),
         )
 
     @property

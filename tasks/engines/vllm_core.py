@@ -12,7 +12,7 @@ import asyncio
 import os
 import select
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from libra.resources import rng
 from libra.resources.errors import InfraError, WeightError
+from libra.resources.kv.arena import Arena
+from libra.resources.kv.layout import KVLayout
 from libra.resources.types import Finish, WeightVersion
 from libra.resources.weights import check_weights
 from libra.tasks.engines.base import EngineConfig, Generated, GenerateRequest, Place, nothing_sampled
@@ -53,6 +55,7 @@ class Meter:
 
     steps: int = 0
     sampled: int = 0
+    kv_refused: dict[str, int] = field(default_factory=dict)
 
 
 class Core:
@@ -74,6 +77,7 @@ class Core:
         self._parts: dict[int, str] = {}
         self._tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.meter = Meter()
+        self.kv_layout: KVLayout | None = None
         self.vocabulary = 0
         """Token ids of the model; vLLM does not look at them, and would die of others."""
 
@@ -104,11 +108,16 @@ class Core:
         others = {process.pid for process in psutil.Process().children(recursive=True)}
         try:
             self._engine = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stat_logger()])
+            self._scratch.note_segments()
         except Exception as error:
             # vLLM's own error says "see above" when one of its processes has failed.
             self._broken = self._scratch.first_error() or f"{type(error).__name__}: {error}"
             raise InfraError(f"vLLM did not start: {self._broken}") from error
         self._watch(others)
+        if self._place.arena is not None:
+            from libra.tasks.engines.vllm_connector import engine_layout
+
+            self.kv_layout = engine_layout(self._engine.vllm_config)
         self._run(self._warm_up(self._engine, weights))
 
     def _watch(self, others: set[int]) -> None:
@@ -134,8 +143,10 @@ class Core:
 
     async def _replace(self, engine: AsyncLLM, weights: WeightVersion) -> None:
         try:
+            # What is being staged is published before the pause is complete.
             await engine.pause_generation(mode="keep", clear_cache=True)
-            await engine.collective_rpc("reload_weights", kwargs={"weights_path": weights.path})
+            self._announce(weights.version)
+            await engine.collective_rpc("libra_load", kwargs=asdict(weights))
             await self._forget(engine)
             await engine.update_weight_version(str(weights.version))
             await engine.resume_generation()
@@ -143,6 +154,13 @@ class Core:
             # Some ranks may have the new weights, others not.
             self._broken = self._scratch.first_error() or f"{type(error).__name__}: {error}"
             raise InfraError(f"version {weights.version} did not load: {self._broken}") from error
+
+    def _announce(self, version: int) -> None:
+        """Tell the arena of the weights' version: what it holds of another is freed. It may not be there yet: whoever
+        makes it sets its version."""
+        if self._place.arena is not None and Path(self._place.arena).exists():
+            with Arena(Path(self._place.arena), writable=True) as arena:
+                arena.set_weight_version(version)
 
     async def _forget(self, engine: AsyncLLM) -> None:
         """Drop all KV, that of running requests too (they are prefilled again)."""
@@ -204,18 +222,19 @@ class Core:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        sampling = SamplingParams(
-            temperature=request.temperature,
-            seed=rng.stream(request.stream, "vllm", len(request.tokens)) >> 1,
-            max_tokens=request.max_new,
-            stop_token_ids=list(request.stop),
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
         last = None
         try:
+            sampling = SamplingParams(
+                temperature=request.temperature,
+                seed=rng.stream(request.stream, "vllm", len(request.tokens)) >> 1,
+                max_tokens=request.max_new,
+                stop_token_ids=list(request.stop),
+                ignore_eos=True,
+                extra_args=self._kv_wish(request),
+                logprobs=0,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
             prompt = {"prompt_token_ids": request.tokens.tolist()}
             async for output in engine.generate(prompt, sampling, request.id):
                 last = output
@@ -227,7 +246,22 @@ class Core:
             self._end(nothing_sampled(request, error=f"{type(cause).__name__}: {cause}"))
             return
         assert last is not None, f"vLLM ended {request.id} without an output"
-        self._end(_generated(request, last.outputs[0], last.num_cached_tokens or 0))
+        ended = _generated(request, last.outputs[0], last.num_cached_tokens or 0)
+        self._end(self._with_kv(ended, last.kv_transfer_params or {}))
+
+    def _kv_wish(self, request: GenerateRequest) -> dict[str, Any] | None:
+        """What the connector is told of a request."""
+        if self._place.arena is None:
+            return None
+        wish = {"sequence": request.sequence, "stage": request.stage, "arenas": list(request.arenas)}
+        return {"kv_transfer_params": wish}
+
+    def _with_kv(self, generated: Generated, told: dict[str, Any]) -> Generated:
+        """``generated`` with what the connector has said of its KV."""
+        for reason in told.get("refused", ()):
+            self.meter.kv_refused[reason] = self.meter.kv_refused.get(reason, 0) + 1
+        figures = {name: told[name] for name in ("loaded", "staged", "kv_seconds") if name in told}
+        return replace(generated, **figures)
 
     def _end(self, generated: Generated) -> None:
         self._ended.append(generated)

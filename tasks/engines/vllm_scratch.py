@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _PREFIX = "libra-vllm-"
 _OWNER_FILE = "owner.lock"
 _ERRORS_FILE = "errors"
 _LOGGING_FILE = "logging.json"
+_SEGMENTS_FILE = "segments"
 _LONGEST_ROOT = 60
 """Characters of the folder's parent at most: a socket's path has 107."""
 _YOUNG_SECONDS = 60.0
@@ -67,6 +69,11 @@ class Scratch:
             return (self.path / _ERRORS_FILE).read_text(errors="replace")
         except FileNotFoundError:
             return None
+
+    def note_segments(self) -> None:
+        """The engine is up: remember what its ranks name their shared memory after. vLLM removes the file of that name
+        at an orderly end, but not the memory."""
+        (self.path / _SEGMENTS_FILE).write_text("\n".join(path.name for path in self.path.glob("vllm_dist_*")))
 
     def close(self) -> None:
         """The engine's processes have ended; a second call does nothing."""
@@ -121,8 +128,11 @@ def reap(root: Path, shared: Path = SHARED_MEMORY) -> list[Path]:
 
 def clear(folder: Path, shared: Path = SHARED_MEMORY) -> None:
     """Remove an ended engine's folder, and the shared memory that its ranks named after their rendezvous file there."""
-    for rendezvous in folder.glob("vllm_dist_*"):
-        for segment in shared.glob(f"{rendezvous.name}*"):
+    names = {path.name for path in folder.glob("vllm_dist_*")}
+    with suppress(FileNotFoundError):
+        names |= set((folder / _SEGMENTS_FILE).read_text().split())
+    for name in names:
+        for segment in shared.glob(f"{name}*"):
             segment.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 

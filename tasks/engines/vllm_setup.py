@@ -51,8 +51,10 @@ def engine_arguments(
         enable_prefix_caching=True,
         enforce_eager=options.enforce_eager,
         tensor_parallel_size=place.tp,
+        worker_extension_cls="libra.tasks.engines.vllm_weights.InPlaceWeights",
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
+        kv_transfer_config=_kv_transfer(config, place),
         **memory,
     )
 
@@ -83,6 +85,21 @@ def restore_environment(values: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def _kv_transfer(config: EngineConfig, place: Place) -> Any:
+    """The connector to the worker's arena, if there is to be one."""
+    if place.arena is None:
+        return None
+    from vllm.config import KVTransferConfig
+
+    return KVTransferConfig(
+        kv_connector="ArenaConnector",
+        kv_connector_module_path="libra.tasks.engines.vllm_connector",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"arena": place.arena, "threads": config.threads},
+    )
 
 
 def _check_model(model: PreTrainedConfig, tp: int, on_cpu: bool) -> None:

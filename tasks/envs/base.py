@@ -48,9 +48,9 @@ class EnvironmentConfig(Config):
 @dataclass(frozen=True, slots=True)
 class Action:
     """What a turn's tokens mean. ``call``: run the tool with ``call``; ``final``: the trajectory ends (``end`` says
-    how: ``answer``, ``malformed``)."""
+    how: ``answer``, ``malformed``); ``cut`` (never an environment's word): the turn goes on on another instance."""
 
-    kind: Literal["call", "final"]
+    kind: Literal["call", "final", "cut"]
     call: dict[str, Any] = field(default_factory=dict)
     end: str = ""
 

@@ -28,6 +28,7 @@ from libra.scheduler_plugin.policy import Placement, PlacementRequest
 from libra.scheduler_plugin.policy.context_bounds import ContextBounds
 from libra.tasks import worker as worker_side
 from libra.tasks.envs.base import Action, Environment, EnvironmentConfig, Session
+from libra.tasks.kv import NO_HINT, Hint
 from libra.tasks.roles import make_environment
 from libra.tasks.sessions import Sessions
 
@@ -49,7 +50,7 @@ class NothingRollout(LabelRollout):
         assert self.sessions is not None
         self.sessions.forget(trajectories)
 
-    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int) -> Segment:
+    async def generate(self, trajectory: TrajectoryId, context: Tokens, max_new: int, hint: Hint = NO_HINT) -> Segment:
         now = time.time()
         place = {"context": len(context), "cached": 0, "instance": self.setting.worker}
         return Segment(_TOKENS, _LOGPROBS, _TOKENS, "stop", **place, started=now, ended=now)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,26 @@ def test_trajectories_stay_and_move_as_the_policy_says(address: str) -> None:
             assert counters["segments"] == play.driver.segments == 400 * 6
             assert counters["results"] == play.driver.results == 400 + moves  # a task a residence
             assert not [event for event in play.events if event["event"] in ("alarm", "unbound", "lost", "residence")]
+
+    run()
+
+
+def test_where_kv_is_staged_each_move_says_where_it_lies_and_nothing_is_forgotten_before(address: str) -> None:
+    @awaited
+    async def run() -> None:
+        engine = {"options": {"seconds": 0.0}, "kv_arena": 1}
+        async with playing(address, fused_spec(engine=engine)) as play:
+            books = await play_all(play, 50, 5)
+            moves = 0
+            for book in books:
+                book.assert_whole()
+                segments = [segment for _, segment in book.draft.steps]
+                for before, after in pairwise(segments):
+                    moved = before.instance != after.instance
+                    moves += moved
+                    told = None if after.migration is None else (after.migration.source, after.migration.target)
+                    assert told == ((before.instance, after.instance) if moved else None)
+            assert (await at_rest(play))["counters"]["kv:prefill"] == moves > 0
 
     run()
 

@@ -115,7 +115,7 @@ def test_new_weights_replace_the_old_ones_and_all_their_kv(engine: Any, tmp_path
 def test_what_is_wrong_with_one_request_ends_that_one(engine: Any) -> None:
     wrong = prompt(10)
     wrong[3] = VOCAB
-    with pytest.raises(ValueError, match=f"token id {VOCAB} .* vocabulary has {VOCAB}"):
+    with pytest.raises(ValueError, match=f"token id {VOCAB}, .* vocabulary has {VOCAB}"):
         engine.submit(request("wrong", wrong))
     with pytest.raises(ValueError, match=r"no temperature between 0 and 0\.01"):
         engine.submit(request("cold", prompt(10), temperature=0.001))

@@ -38,6 +38,7 @@ def rollout_request(name: str, tokens: np.ndarray = PROMPT, turn: int = 0, max_n
         "tokens": tokens,
         "max_new": max_new,
         "heldout": name.startswith("h"),
+        "cut": 0,
     }
 
 

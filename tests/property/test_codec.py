@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from libra.resources import codec
-from libra.resources.types import Failure, Segment, ToolReturn, ToolState, Trajectory, TrajectoryId
+from libra.resources.types import Failure, Migration, Segment, ToolReturn, ToolState, Trajectory, TrajectoryId
 
 NUMERIC = st.one_of(
     hnp.boolean_dtypes(),
@@ -89,6 +89,16 @@ def token_arrays(draw: st.DrawFn) -> dict[str, np.ndarray]:
     }
 
 
+MIGRATIONS = st.builds(
+    Migration,
+    way=st.sampled_from(["load", "fetch", "prefill"]),
+    source=st.text(),
+    target=st.text(),
+    tokens=st.integers(0, 10**6),
+    bytes=st.integers(0, 2**40),
+    seconds=SECONDS,
+    expected=st.none() | SECONDS,
+)
 SEGMENTS = st.builds(
     lambda arrays, **rest: Segment(**arrays, **rest),
     token_arrays(),
@@ -99,6 +109,8 @@ SEGMENTS = st.builds(
     started=SECONDS,
     ended=SECONDS,
     queued=SECONDS,
+    staged=st.integers(0, 10**6),
+    migration=st.none() | MIGRATIONS,
 )
 CALLS = st.dictionaries(st.text(), PLAIN, max_size=3)
 TOOLS = st.builds(

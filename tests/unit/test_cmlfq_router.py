@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 
 from libra.resources.types import Bucket, RolloutInstance
-from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel, MoveOutcome
+from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel
 from libra.scheduler_plugin.cmlfq.estimate import Estimate
 from libra.scheduler_plugin.cmlfq.router import Decision, Router, RouterConfig, Standing
+from libra.scheduler_plugin.policy.moves import MoveOutcome
 
 BUCKETS = (Bucket(1, 4_000), Bucket(2, 12_000), Bucket(4, None))
 SHORT = RolloutInstance("tcp://a:1", "short", 1, 256, 10, 20_000)

@@ -10,7 +10,7 @@ from child_parts import awaited
 
 from libra.resources import wire
 from libra.resources.errors import InfraError
-from libra.resources.types import ToolState
+from libra.resources.types import Migration, ToolState
 from libra.tasks.line import Line
 
 OK = ToolState("get", 1, "ok")
@@ -34,6 +34,19 @@ async def test_what_comes_up_at_once_travels_as_one_message_of_each_kind_segment
     assert [ask[1:] for ask in sent[1]["asks"]] == [(f"k{n}", n, 0, ["get", 1, "ok"], 50) for n in range(3)]
     line.answered([(ask[0], ask[1] != "k1", None) for ask in sent[1]["asks"]])
     assert await asyncio.gather(*asks) == [True, False, True]
+
+
+@awaited
+async def test_moves_are_told_and_segments_without_one_are_not() -> None:
+    line, sent = make()
+    move = Migration("load", "a", "b", 90, 9000, 0.5, None)
+    line.finished("k", 1, b"segment")
+    line.moved("k", None)
+    line.moved("k", move)
+    line.flush()
+    assert [message["op"] for message in sent] == [wire.SEGMENT, wire.MOVED]
+    [(key, fields)] = sent[1]["moves"]
+    assert (key, Migration(**fields)) == ("k", move)
 
 
 @awaited

@@ -67,6 +67,7 @@ def test_the_report_shows_the_whole_run(run_dir: Path) -> None:
         "Where the time went", "busy", "admission", "staleness of trained trajectories", "entropy", "|Δlogp|",
         "gradient norm", "share of tokens clipped", "infra retried", "best reward", "longest", "lowest reward",
         '"name": "get"', "tool_response", "size class", "version 5", "batch_groups: 4",
+        "by the way of the KV", "MB in",
     ):  # fmt: skip
         assert words in page.text, words
     assert "What this report lacks" not in page.text

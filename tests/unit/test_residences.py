@@ -41,11 +41,11 @@ class Scheduler:
         self.sent.append((address, message))
 
 
-def make() -> tuple[Residences, Scheduler, RoutingTable, Alarms]:
+def make(staging: bool = False) -> tuple[Residences, Scheduler, RoutingTable, Alarms]:
     """Two instances: what follows a payload of size class 1 goes to ``tcp://b``, all else to ``tcp://a``."""
     scheduler = Scheduler({KEY: Task()})
     alarms = Alarms(lambda where, error: None)
-    table = RoutingTable(load_policy({"kind": "cluster_parts:FailsOn"}), [Bucket(1, 100), Bucket(2, None)])
+    table = RoutingTable(load_policy({"kind": "cluster_parts:FailsOn"}), [Bucket(1, 100), Bucket(2, None)], staging)
     outbox = Outbox(scheduler, alarms)
     binder = Binder(scheduler, table, outbox, alarms)
     table.offer("tcp://a", "a", 1, 8)
@@ -82,6 +82,21 @@ def test_a_question_is_answered_by_where_the_policy_puts_the_trajectory() -> Non
     route = table.routes["g0m0"]
     assert ([each.size for each in route.history], route.context, route.instance) == ([0, 1], 50, "tcp://b")
     assert alarms.counts == {"stayed": 1, "moved": 1}
+
+
+def test_where_kv_is_staged_the_instance_that_was_left_forgets_once_a_segment_has_ended_elsewhere() -> None:
+    residences, scheduler, table, _ = make(staging=True)
+    table.open("g0m0", "p0", 30, returns=0)
+    table.place("g0m0")
+    residences.finished([(KEY, 7, b"1")])
+    residences.asked("tcp://a", [(1, KEY, 7, 0, state(1), 50)])
+    assert [message["op"] for _, message in scheduler.sent] == [wire.GROWN, wire.ANSWER]
+    scheduler.tasks[KEY] = Task(run_id=8)
+    residences.finished([(KEY, 8, b"2")])
+    assert scheduler.sent[2:] == [
+        ("tcp://a", {"op": wire.FORGET, "trajectories": ["g0m0"]}),
+        ("client", {"op": wire.GROWN, "segments": [(KEY, b"2")]}),
+    ]
 
 
 def test_a_question_that_no_longer_counts_gets_no_answer() -> None:

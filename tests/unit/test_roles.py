@@ -7,6 +7,7 @@ import pytest
 from libra.scheduler_plugin.roles import (
     Connected,
     Disconnected,
+    Drain,
     Drained,
     Duty,
     Event,
@@ -117,7 +118,7 @@ def test_tasks_of_a_lost_trainer_are_left_to_fail_because_a_restarted_one_has_no
 
 def test_another_role_waits_until_the_running_tasks_have_ended_and_the_child_has_stopped() -> None:
     state, effects = play(Want(TOOL), state=ready(ROLLOUT))
-    assert (state.phase, effects) == (Phase.DRAINING, ())
+    assert (state.phase, effects) == (Phase.DRAINING, (Drain(1, drains=True),))
     assert not state.offers
     state, effects = play(Drained(), state=state)
     assert effects == (Stop(1),)
@@ -136,7 +137,12 @@ def test_a_drain_that_takes_too_long_ends_the_tasks() -> None:
 def test_a_role_that_is_wanted_back_while_it_drains_goes_on() -> None:
     state, effects = play(Want(TOOL), Want(ROLLOUT), state=ready(ROLLOUT))
     assert state.offers
-    assert effects == ()
+    assert effects == (Drain(1, drains=False),)
+
+
+def test_tasks_of_other_roles_are_not_cut_short() -> None:
+    state, effects = play(Want(ROLLOUT), state=ready(TOOL, None))
+    assert (state.phase, effects) == (Phase.DRAINING, ())
 
 
 def test_a_worker_that_comes_back_gets_its_role_again_under_a_new_epoch() -> None:

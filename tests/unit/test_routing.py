@@ -116,6 +116,79 @@ def test_a_trajectory_that_ended_leaves_nothing() -> None:
     assert routes.instances["tcp://a"].tokens == 0
 
 
+def staging(*instances: tuple[str, int]) -> RoutingTable:
+    result = RoutingTable(ContextBounds({}), BUCKETS, staging=True)
+    for name, tp in instances:
+        result.offer(f"tcp://{name}", name, tp, 8)
+    result.open("g0m0", "p0", 40, returns=0)
+    result.place("g0m0")
+    return result
+
+
+def names(routes: RoutingTable) -> list[str]:
+    return [instance.name for instance in routes.sources("g0m0")[0]]
+
+
+def test_an_instance_keeps_staged_kv_until_a_segment_has_ended_elsewhere() -> None:
+    routes = staging(("a", 1), ("b", 2))
+    assert names(routes) == routes.arrived("g0m0") == []
+    routes.returned("g0m0", 0, OK, 500)
+    assert routes.place("g0m0") == (Placement("rollout:tp2", "tcp://b"), None)
+    assert names(routes) == ["a"]
+    assert routes.place("g0m0") == (Placement("rollout:tp2", "tcp://b"), None)  # the segment is placed again
+    assert names(routes) == ["a"]
+    assert routes.arrived("g0m0") == ["tcp://a"]
+    assert names(routes) == routes.arrived("g0m0") == []
+
+
+def test_whoever_may_still_hold_staged_kv_is_told_of_the_end() -> None:
+    routes = staging(("a", 1), ("b", 2), ("c", 4))
+    for turn, context in enumerate((500, 2000)):
+        routes.returned("g0m0", turn, OK, context)
+        routes.place("g0m0")
+    assert names(routes) == ["b", "a"]  # the likeliest first
+    assert routes.end([("g0m0", None)]) == {f"tcp://{name}": ["g0m0"] for name in "cab"}
+
+
+def test_a_trajectory_that_comes_back_finds_its_kv_at_home_and_a_lost_instance_holds_none() -> None:
+    routes = staging(("a", 1), ("b", 2), ("c", 4))
+    for turn, context in enumerate((500, 2000, 90)):
+        routes.returned("g0m0", turn, OK, context)
+        routes.place("g0m0")
+    assert names(routes) == ["c", "b"]  # and at a, where it is again
+    routes.withdraw("tcp://c")
+    assert names(routes) == ["b"]
+    routes.withdraw("tcp://b")
+    assert routes.arrived("g0m0") == []
+
+
+def test_a_retired_instance_keeps_staged_kv_for_those_that_were_there_until_they_have_arrived() -> None:
+    routes = staging(("a", 1), ("b", 1))
+    home = "a" if routes.instances["tcp://a"].sequences else "b"
+    other = "b" if home == "a" else "a"
+    routes.retire(f"tcp://{home}")
+    assert routes.awaited(f"tcp://{home}")
+    assert routes.arrived("g0m0") == []  # the segment that was cut short has ended
+    assert routes.place("g0m0") == (Placement("rollout:tp1", f"tcp://{other}"), None)
+    assert names(routes) == [home]
+    assert routes.arrived("g0m0") == [f"tcp://{home}"]
+    assert not routes.awaited(f"tcp://{home}")
+
+
+def test_a_retired_instance_that_ends_or_that_stages_nothing_is_gone() -> None:
+    routes = staging(("a", 1))
+    routes.retire("tcp://a")
+    routes.withdraw("tcp://a")
+    assert names(routes) == []
+    assert not routes.awaited("tcp://a")
+    plain = table(("a", 1))
+    plain.open("g0m0", "p0", 40, returns=0)
+    plain.place("g0m0")
+    plain.retire("tcp://a")
+    assert not plain.retired
+    assert plain.routes["g0m0"].instance is None
+
+
 def test_an_answer_that_is_no_placement_is_refused() -> None:
     class Wrong(ContextBounds):
         def place(self, *_: object) -> Placement:  # type: ignore[override]

@@ -59,11 +59,14 @@ def test_kvint_is_the_sum_of_the_contexts(context, generated):
 
 
 def test_a_request_record_adds_up():
-    from libra.resources.types import Segment
+    from libra.resources.types import Migration, Segment
+
+    move = Migration("load", "a", "b", 8, 800, 0.1, 0.2)
 
     def segment(n: int, context: int, cached: int, instance: str, queued: float) -> Segment:
         ids = np.zeros(n, np.int32)
-        return Segment(ids, ids.astype(np.float32), ids, "stop", context, cached, instance, 10.0, 13.0, queued)
+        came = move if instance == "b" else None
+        return Segment(ids, ids.astype(np.float32), ids, "stop", context, cached, instance, 10.0, 13.0, queued, 0, came)
 
     tool = ToolReturn(0, {}, np.zeros(4, np.int32), STATE, 1.5, "")
     record = RequestRecord.of(
@@ -72,3 +75,4 @@ def test_a_request_record_adds_up():
     assert (record.context, record.generated, record.tool, record.turns) == (14, 5, 4, 2)
     assert (record.kvint, record.prefilled) == (5 + 6 + 7 + 12 + 13, 5 + 4)
     assert (record.tool_seconds, record.queue_seconds, record.residence) == (1.5, 1.0, {1: 2.0, 2: 3.0})
+    assert record.migrations == (move,)

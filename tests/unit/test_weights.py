@@ -14,6 +14,8 @@ import pytest
 
 from libra.resources.errors import WeightError
 from libra.resources.weights import (
+    check_weights,
+    checked_tensors,
     load_weights,
     prune_weights,
     publish_weights,
@@ -75,6 +77,22 @@ def test_a_flipped_bit_names_the_tensor(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(WeightError, match=r"tensor 'w' .* damaged: published as .*, read as .*publish"):
         load_weights(weights)
+
+
+def test_tensors_one_by_one_are_checked_before_they_are_given_out(tmp_path: Path) -> None:
+    tensors = {"a": np.ones(4, np.float32), "b": np.full(4, 2, np.float32)}
+    weights = publish_weights(tmp_path, 0, tensors, {})
+    assert {name: tensor.tolist() for name, tensor in checked_tensors(weights)} == {"a": [1] * 4, "b": [2] * 4}
+    assert check_weights(weights) == {"a": ("float32", (4,)), "b": ("float32", (4,))}
+    path = Path(weights.path) / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    given = []
+    with pytest.raises(WeightError, match="tensor 'b'"):
+        given.extend(name for name, _ in checked_tensors(weights))
+    with pytest.raises(WeightError, match="tensor 'b'"):
+        check_weights(weights)
 
 
 def test_missing_cut_and_foreign_weights_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Trajectories move between two real vLLM instances of TP 1 and TP 2, on Dask workers of their own, and take their KV
+along: nothing of what they sample changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_parts import playing
+from move_parts import moves_spec, play_all, rambling_weights, rewards
+from vllm_parts import VLLM
+
+from libra.pipeline.ledger.draft import Draft
+from libra.resources import wire
+from libra.resources.cluster.local import LibraLocalCluster
+from libra.resources.kv.ownership import SHARED_MEMORY
+from libra.resources.types import Migration, Segment, WeightVersion
+from libra.resources.types.run import RunSpec
+
+pytestmark = [*VLLM, pytest.mark.cluster, pytest.mark.timeout(1200)]
+COUNT = 64
+RUN = "0badcafe"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with LibraLocalCluster({"rollout": 2, "tool": 1}, dashboard=False) as cluster:
+        yield str(cluster.scheduler_address)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> WeightVersion:
+    return rambling_weights(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def alone(address: str, weights: WeightVersion, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The rewards of a run on a single instance that stages nothing."""
+    run = moves_spec(
+        tmp_path_factory.mktemp("alone"),
+        inline=True,
+        engine={"kind": "vllm", "slots": 32, "max_context": 240},
+        buckets=[[1, None, 1]],
+        roles={"rollout": 1, "tool": 0, "reward": 0, "train": 0},
+        policy={"kind": "context_bounds"},
+    )
+    drafts, _ = played(address, run, weights)
+    assert not moved(drafts)
+    return rewards(run, drafts)
+
+
+def played(address: str, run: RunSpec, weights: WeightVersion) -> tuple[list[Draft], dict[str, Any]]:
+    """All trajectories of a run, and the plugin's counters at its end."""
+    found: list[tuple[list[Draft], dict[str, Any]]] = []
+
+    async def play() -> None:
+        async with playing(address, run, version=None) as claim:
+            fields = {"version": weights.version, "path": weights.path, "digest": weights.digest}
+            await claim.ask(wire.SET_WEIGHTS, **fields)
+            await claim.until("role", count=run.roles["rollout"], role="rollout", state="ready")
+            drafts = await play_all(claim, run, COUNT)
+            assert not [event for event in claim.events if event["event"] in ("alarm", "unbound", "lost")]
+            found.append((drafts, (await claim.ask(wire.STATUS))["counters"]))
+
+    asyncio.run(asyncio.wait_for(play(), 900))
+    return found[0]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A segment after a move: the segment ``before`` it, and whether the instance had ``seen`` the trajectory."""
+
+    before: Segment
+    after: Segment
+    seen: bool
+
+    @property
+    def migration(self) -> Migration:
+        """How its KV came."""
+        assert self.after.migration is not None
+        return self.after.migration
+
+
+def moved(drafts: list[Draft]) -> list[Moved]:
+    """The segments whose worker has told of a move."""
+    found = []
+    for draft in drafts:
+        segments = [segment for _, segment in draft.steps]
+        for number, after in enumerate(segments):
+            if after.migration is not None:
+                earlier = segments[:number]
+                seen = any(segment.instance == after.instance for segment in earlier)
+                found.append(Moved(earlier[-1], after, seen))
+    return found
+
+
+@pytest.mark.parametrize("inline", [False, True], ids=["pairs", "residences"])
+def test_moved_trajectories_take_their_kv_along_and_earn_what_they_earn_alone(
+    address: str, weights: WeightVersion, alone: list[float], tmp_path: Path, inline: bool
+) -> None:
+    run = moves_spec(tmp_path, inline)
+    drafts, counters = played(address, run, weights)
+    assert rewards(run, drafts) == alone
+    movers = [draft for draft in drafts if len({segment.instance for _, segment in draft.steps}) > 1]
+    assert len(movers) >= COUNT // 4
+    moves = moved(drafts)
+    assert len(moves) == counters.get("kv:load", 0) + counters.get("kv:prefill", 0)
+    for move in moves:
+        assert (move.migration.source, move.migration.target) == (move.before.instance, move.after.instance)
+        assert move.migration.seconds > 0
+        assert (move.migration.way == "load") == (move.migration.bytes > 0)
+    # An instance that has seen the trajectory may have the beginning of its KV in its own cache still.
+    new = [move for move in moves if not move.seen]
+    assert sum(move.migration.tokens for move in new if move.migration.way == "load") >= share(new)
+    assert sum(move.after.cached for move in moves) >= share(moves)
+    assert not list(SHARED_MEMORY.glob(f"libra-{RUN}-kv-*"))  # the roles have ended, and their arenas with them
+
+
+def share(moves: list[Moved]) -> float:
+    """95 % of the tokens that were staged before these moves."""
+    assert moves
+    return 0.95 * sum(move.before.staged for move in moves)

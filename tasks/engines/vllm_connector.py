@@ -27,12 +27,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from libra.native.pages import PagedCache
 from libra.resources.errors import KVError
 from libra.resources.kv.arena import Arena
 from libra.resources.kv.entries import Entry, Refused, Ticket, Writing
 from libra.resources.kv.layout import KVLayout
-from libra.resources.kv.move import load, stage
+from libra.resources.kv.move import RankCache, load, stage
+from libra.tasks.engines.rank_cache import rank_cache
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -95,7 +95,7 @@ class ArenaConnector(KVConnectorBase_V1):
         self._computed_under: dict[str, int] = {}
         self._writing: dict[str, Writing] = {}
         # A rank's half.
-        self._cache: PagedCache | None = None
+        self._cache: RankCache | None = None
         self._rank = 0
         self._staged: set[str] = set()
         self._unloaded: set[int] = set()
@@ -224,7 +224,7 @@ class ArenaConnector(KVConnectorBase_V1):
 
         ordered = sorted(kv_caches.items(), key=lambda named: extract_layer_index(named[0]))
         self._rank = get_tensor_model_parallel_rank()
-        self._cache = PagedCache([_as_bytes(tensor) for _, tensor in ordered])
+        self._cache = rank_cache([tensor for _, tensor in ordered])
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         for job in self._jobs_of_step().loads:
@@ -323,9 +323,3 @@ def _page_format(vllm_config: VllmConfig) -> str:
 def _wish(request: Request) -> dict[str, Any] | None:
     wish: dict[str, Any] | None = request.kv_transfer_params
     return wish if wish and "sequence" in wish else None
-
-
-def _as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """The same memory, [block, head, bytes of a page]."""
-    blocks, heads = tensor.shape[:2]
-    return tensor.view(torch.uint8).reshape(blocks, heads, -1).numpy()

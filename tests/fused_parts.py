@@ -31,7 +31,7 @@ from libra.tasks.roles import make_environment
 from libra.tasks.sessions import Sessions
 
 STOP, RETURN, END = 0, 1, 2
-PLAN = 10
+PLAN = 1000
 """A prompt token of `PLAN` + n is a call to come, whose payload is of size class n."""
 
 
@@ -127,7 +127,7 @@ class Errand(BlockingSession):
         environment = self._environment
         while self._trajectory in environment.blocked and not environment.gate.exists():
             time.sleep(0.02)
-        payload = np.array([RETURN, -100 - turn], np.int32)
+        payload = np.array([RETURN, 100 + turn], np.int32)
         return ToolReturn(turn, call, payload, ToolState("get", call["size"], "ok"), 0.0, payload_digest(payload))
 
 
@@ -166,7 +166,7 @@ class Book:
         """Every segment of the plan is there, once, with the returns between them."""
         assert self.draft.next == "reward"
         assert [tool.state.size for tool in self.draft.tools] == self.sizes
-        assert [int(tool.payload[1]) for tool in self.draft.tools] == [-100 - turn for turn in range(len(self.sizes))]
+        assert [int(tool.payload[1]) for tool in self.draft.tools] == [100 + turn for turn in range(len(self.sizes))]
         assert len(self.draft.steps) == len(self.sizes) + 1
 
 

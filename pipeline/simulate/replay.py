@@ -173,7 +173,7 @@ def _simulate(recording: Recording, planner: Planner) -> dict[int, StepReport]:
     loop = RunLoop(
         LoopConfig(recording.last, config.batch_groups, config.group_size, config.staleness.alpha,
             install_seconds=recording.install, seed=config.seed),
-        planner, plan, lambda number: _group(recording, number), load_policy(config.policy.model_dump(mode="json")),
+        planner, plan, lambda number: _group(recording, number), load_policy(config.policy.options()),
         Moves(0.0, 1.0, 1.0, shared=False), returned=missing.__contains__,
     )  # fmt: skip
     return {report.step: report for report in loop.run().steps}

@@ -124,8 +124,13 @@ class Core:
         """Look after EngineCore and its ranks ourselves: vLLM takes up to half a minute to end over a dead rank.
         ``others``: processes of this one that were there before the engine."""
         for process in psutil.Process().children(recursive=True):
-            title = " ".join(process.cmdline())
-            if title.startswith(_TITLE) and process.pid not in others:
+            if process.pid in others:
+                continue
+            try:
+                title = " ".join(process.cmdline())
+            except psutil.NoSuchProcess:
+                continue  # it has ended meanwhile; those of the engine answered just now
+            if title.startswith(_TITLE):
                 self._parts[os.pidfd_open(process.pid)] = f"{title} ({process.pid})"
 
     async def _warm_up(self, engine: AsyncLLM, weights: WeightVersion) -> None:

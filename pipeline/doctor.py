@@ -99,16 +99,13 @@ def _native() -> Check:
 
 
 def _imports() -> Check:
-    command = [sys.executable, "-c", "import torch, transformers; print(torch.__version__, transformers.__version__)"]
     mend = f"{sys.executable} -m pip install --force-reinstall torch==2.13.0"
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
+    done = _run_child("import torch, transformers; print(torch.__version__, transformers.__version__)")
+    if done is None:
         slow = f"importing torch and transformers takes more than {_IMPORT_SECONDS} s"
         return Check("torch", "missing", slow, "free the machine's CPUs")
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Check("torch", "missing", f"cannot be imported: {last}", mend)
+        return Check("torch", "missing", f"cannot be imported: {_last_line(done)}", mend)
     return Check("torch", "ok", "torch {} and transformers {} load".format(*done.stdout.split()))
 
 
@@ -120,16 +117,27 @@ def _vllm() -> Check:
     detail = ", ".join(f"{name} {version}" for name, version in found.items())
     if set(found.values()) != {VLLM_VERSION}:
         return Check("vLLM", "missing", f"{detail}; {VLLM_VERSION} is needed", "make vllm")
-    command = [sys.executable, "-c", "from vllm.v1.engine.async_llm import AsyncLLM"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
+    done = _run_child("from vllm.v1.engine.async_llm import AsyncLLM")
+    if done is None:
         slow = f"importing {detail} takes more than {_IMPORT_SECONDS} s"
         return Check("vLLM", "warn", slow, "free the machine's CPUs")
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Check("vLLM", "missing", f"{detail} cannot be imported: {last}", "make vllm")
+        return Check("vLLM", "missing", f"{detail} cannot be imported: {_last_line(done)}", "make vllm")
     return Check("vLLM", "ok", f"{detail} loads")
+
+
+def _run_child(code: str) -> subprocess.CompletedProcess[str] | None:
+    """``code`` in a Python of its own; None if that takes too long."""
+    command = [sys.executable, "-c", code]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What a failed child said last."""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 def _version(distribution: str) -> str | None:

@@ -23,7 +23,7 @@ from distributed import Client
 from libra.pipeline.api import Run
 from libra.pipeline.config import parse
 from libra.pipeline.store.run_folder import RunFolder
-from libra.pipeline.view.events import Event, TrajectoryEnded
+from libra.pipeline.view.events import Event, StepTrained, TrajectoryEnded
 from libra.pipeline.view.files import read_metrics, read_summary
 from libra.pipeline.view.monitor import RunMonitor
 from libra.resources import wire
@@ -341,6 +341,11 @@ class PlayedRun:
                 yield future
             finally:
                 self._run.close()
+
+    def until_trained(self, more: int) -> None:
+        """Wait for ``more`` steps than have been trained by now."""
+        target = len(self.recorder.of(StepTrained)) + more
+        wait_until(f"step {target}", lambda: len(self.recorder.of(StepTrained)) >= target)
 
 
 def wait_until(what: str, condition: Callable[[], T], seconds: float = END_SECONDS) -> T:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from libra.pipeline.profile.meter import Clock, meter, pin
+from libra.pipeline.profile.child import MeasuredChild
+from libra.pipeline.profile.meter import Clock
 from libra.resources.errors import InfraError
 from libra.resources.types import Tokens, WeightVersion
 from libra.tasks.child.parent import ChildProcess
@@ -47,18 +48,14 @@ class Prefilled:
     seconds: float
 
 
-class MeasuredEngine:
+class MeasuredEngine(MeasuredChild):
     """Make it with `start`."""
-
-    read: Callable[[], float]
-    """Its clock."""
 
     def __init__(self, config: EngineConfig, vocabulary: int, seed: int) -> None:
         self.config, self._vocabulary = config, vocabulary
         self._random = np.random.default_rng(seed)
         self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = itertools.count()
-        self._child: ChildProcess | None = None
 
     @classmethod
     async def start(
@@ -77,7 +74,7 @@ class MeasuredEngine:
         """Start the process (pinned to ``core``) for an instance of TP ``tp`` and load ``weights`` of a model with
         ``vocabulary`` tokens. Raises what the engine raises."""
         self = cls(config, vocabulary, seed)
-        child = self._child = await ChildProcess.start(
+        child = await ChildProcess.start(
             _HOST,
             {
                 "engine": config.model_dump(mode="json"),
@@ -92,25 +89,10 @@ class MeasuredEngine:
             on_event=self._on_event,
             on_exit=self._on_exit,
         )
-        try:
-            pin(child.pid, core)
+        async with self._own(child, core, clock):
             fields = {"version": weights.version, "path": weights.path, "digest": weights.digest}
             await child.call("load", seconds=_SECONDS, **fields)
-            self.read = meter(child.pid, clock)
-        except BaseException:
-            await child.stop(grace=0)
-            raise
         return self
-
-    @property
-    def child(self) -> ChildProcess:
-        """Its process."""
-        assert self._child is not None, "make it with start"
-        return self._child
-
-    async def stop(self) -> None:
-        """End the process."""
-        await self.child.stop(grace=5.0)
 
     def tokens(self, count: int) -> Tokens:
         """``count`` random ids."""

@@ -6,14 +6,15 @@ Invariant: a batch is a committed one, read from disk as in a run; steps are num
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from libra.pipeline.config import RunConfig
-from libra.pipeline.profile.meter import Clock, meter, pin
+from libra.pipeline.profile.child import MeasuredChild
+from libra.pipeline.profile.meter import Clock
 from libra.resources.batches import write_batch
 from libra.resources.types import NOT_SAMPLED, Trajectory, TrajectoryId, WeightVersion
 from libra.tasks.child.parent import ChildProcess
@@ -26,18 +27,14 @@ PROMPT = 16
 """Tokens before the first sampled one."""
 
 
-class MeasuredTrainer:
+class MeasuredTrainer(MeasuredChild):
     """Make it with `start`."""
-
-    read: Callable[[], float]
-    """Its clock."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="batches-", dir=folder))
         self._random = np.random.default_rng(seed)
         self._batches = 0
         self.version = 0
-        self._child: ChildProcess | None = None
 
     @classmethod
     async def start(
@@ -57,7 +54,7 @@ class MeasuredTrainer:
         trainer = config.trainer.model_dump(mode="json")
         if micro_batch_tokens is not None:
             trainer["micro_batch_tokens"] = micro_batch_tokens
-        child = self._child = await ChildProcess.start(
+        child = await ChildProcess.start(
             _HOST,
             {
                 "trainer": trainer,
@@ -75,24 +72,9 @@ class MeasuredTrainer:
             on_event=lambda name, fields: None,
             on_exit=lambda reason: None,
         )
-        try:
-            pin(child.pid, core)
+        async with self._own(child, core, clock):
             self.version = (await child.call("initialise", seconds=config.deadlines.initialise))["version"]
-            self.read = meter(child.pid, clock)
-        except BaseException:
-            await child.stop(grace=0)
-            raise
         return self
-
-    @property
-    def child(self) -> ChildProcess:
-        """Its process."""
-        assert self._child is not None, "make it with start"
-        return self._child
-
-    async def stop(self) -> None:
-        """End the process."""
-        await self.child.stop(grace=5.0)
 
     async def publish(self, directory: Path) -> WeightVersion:
         """Write the present weights."""

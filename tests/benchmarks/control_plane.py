@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import psutil
@@ -36,6 +37,18 @@ class Cpu:
     processes: dict[str, psutil.Process]
     start: dict[str, float] = field(default_factory=dict)
 
+    @classmethod
+    def of_cluster(cls) -> Self:
+        """This process, and the scheduler and the workers that it has started."""
+        found = {"driver": psutil.Process()}
+        for process in psutil.Process().children(recursive=True):
+            line = " ".join(process.cmdline())
+            if "distributed.Scheduler" in line:
+                found["scheduler"] = process
+            elif "distributed.Worker" in line:
+                found[f"worker{len(found)}"] = process
+        return cls(found)
+
     def begin(self) -> None:
         self.start = {name: self._seconds(name) for name in self.processes}
 
@@ -58,14 +71,7 @@ async def bench_cluster(tools: int = 1) -> AsyncIterator[tuple[Play, Cpu]]:
         label_cluster(workers, slots=slots, asynchronous=True) as cluster,  # type: ignore[arg-type]
         playing(cluster.scheduler_address, run) as play,
     ):
-        found = {"driver": psutil.Process()}
-        for process in psutil.Process().children(recursive=True):
-            line = " ".join(process.cmdline())
-            if "distributed.Scheduler" in line:
-                found["scheduler"] = process
-            elif "distributed.Worker" in line:
-                found[f"worker{len(found)}"] = process
-        yield play, Cpu(found)
+        yield play, Cpu.of_cluster()
 
 
 async def chain(play: Play, run: str, number: int, segments: int, prompt: int) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from cluster_parts import Play, playing, spec
 
 from benchmarks.control_plane import Cpu
@@ -56,14 +55,7 @@ async def bench_cluster(policy: dict[str, Any]) -> AsyncIterator[tuple[Play, Cpu
         LibraLocalCluster({"rollout": 2}, slots={"rollout": 8192}, preload=preload, asynchronous=True) as cluster,
         playing(cluster.scheduler_address, run) as play,
     ):
-        found = {"driver": psutil.Process()}
-        for process in psutil.Process().children(recursive=True):
-            line = " ".join(process.cmdline())
-            if "distributed.Scheduler" in line:
-                found["scheduler"] = process
-            elif "distributed.Worker" in line:
-                found[f"worker{len(found)}"] = process
-        yield play, Cpu(found)
+        yield play, Cpu.of_cluster()
 
 
 async def trajectory(play: Play, form: Residences, journal: Journal, name: str, segments: int) -> None:

@@ -98,12 +98,8 @@ def test_workers_that_change_roles_lose_nothing_and_make_nothing_stale(tmp_path:
     )
     run = PlayedRun(client, config)
 
-    def until_steps(more: int) -> None:
-        target = len(run.recorder.of(StepTrained)) + more
-        wait_until(f"step {target}", lambda: len(run.recorder.of(StepTrained)) >= target)
-
     with run.playing():
-        until_steps(2)
+        run.until_trained(2)
         state = client.run_on_scheduler(scheduler_state)
         kept, leaving = sorted(name for name, role in state["roles"].items() if role == "rollout")
         coming = min({str(w["name"]) for w in client.scheduler_info()["workers"].values()} - state["roles"].keys())
@@ -114,7 +110,7 @@ def test_workers_that_change_roles_lose_nothing_and_make_nothing_stale(tmp_path:
             leaving, coming = coming, leaving
             wanted = {kept, leaving}
             wait_until("the swap", lambda now=wanted: client.run_on_scheduler(scheduler_state)["instances"] == now)
-            until_steps(4)
+            run.until_trained(4)
     assert run.recorder.of(Failed) == []
     assert all(event.failure is None for event in run.recorder.ended().values())
     assert max(map(max, staleness(run.folder))) == 1

@@ -21,7 +21,7 @@ from run_harness import (
     wait_until,
 )
 
-from libra.pipeline.view.events import Failed, StepTrained
+from libra.pipeline.view.events import Failed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -69,12 +69,8 @@ def instances(client: Client) -> set[str]:
 def test_workers_that_change_roles_lose_nothing_and_make_nothing_stale(tmp_path: Path, client: Client) -> None:
     run = PlayedRun(client, tailed(tmp_path / "run", steps=1000, batch_groups=2))
 
-    def until_steps(more: int) -> None:
-        target = len(run.recorder.of(StepTrained)) + more
-        wait_until(f"step {target}", lambda: len(run.recorder.of(StepTrained)) >= target)
-
     with run.playing():
-        until_steps(2)
+        run.until_trained(2)
         state = client.run_on_scheduler(scheduler_state)
         kept, generating = sorted(name for name, role in state["roles"].items() if role == "rollout")
         calling = next(name for name, role in state["roles"].items() if role == "tool")
@@ -84,7 +80,7 @@ def test_workers_that_change_roles_lose_nothing_and_make_nothing_stale(tmp_path:
                 assert reply == {}
             generating, calling = calling, generating
             wait_until("the swap", lambda now={kept, generating}: instances(client) == now)
-            until_steps(4)
+            run.until_trained(4)
             assert client.run_on_scheduler(scheduler_state)["routes"] <= 2 * 2 * 4  # (α + 1)·B groups of 4
     assert run.recorder.of(Failed) == []
     assert all(event.failure is None for event in run.recorder.ended().values())

@@ -1,7 +1,7 @@
 """Routing as a plan wants it.
 
 Invariant: where the plan's layout is mixed (every bucket unbounded, several degrees), segments go to the least loaded
-instance of any degree; elsewhere the configured policy decides. Both learn from every end.
+instance of any degree; elsewhere the configured policy decides. That one is told of every end and move, whoever decided.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from libra.resources.types import Bucket, Plan, RolloutInstance
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
+from libra.scheduler_plugin.policy.moves import MoveOutcome
 
 
 class PlanRouting(BucketPolicy):
@@ -28,6 +29,9 @@ class PlanRouting(BucketPolicy):
 
     def observe(self, finished: FinishedTrajectory) -> None:
         self._policy.observe(finished)
+
+    def moved(self, outcome: MoveOutcome) -> None:
+        self._policy.moved(outcome)
 
     def learned(self) -> bytes | None:
         return self._policy.learned()

@@ -14,6 +14,7 @@ import numpy as np
 
 from libra.pipeline.view import events as happened
 from libra.pipeline.view.idle import IdleAccount, Seconds, difference, shares
+from libra.pipeline.view.restarts import Restarts
 
 EMA_DECAY = 0.8
 RECENT = 1024
@@ -50,6 +51,7 @@ class RunMonitor:
         self.failures: Counter[str] = Counter()
         self.groups: Counter[str] = Counter()
         self.moves: dict[str, dict[str, float]] = {}
+        self.restarts = Restarts()
         self.staleness: Counter[int] = Counter()
         self.heldout: list[Heldout] = []
         self.reward: float | None = None
@@ -78,6 +80,7 @@ class RunMonitor:
         self.failures.update(totals["failures"])
         self.groups.update(totals["groups"])
         self.moves = {way: dict(sums) for way, sums in totals["moves"].items()}
+        self.restarts.restore(totals["restarts"], totals["outages"])
         self.staleness.update({int(key): count for key, count in totals["staleness"].items()})
         self._ema, self._ema_weight = totals["ema"]
         self.idle = IdleAccount(self.start, totals["idle"])
@@ -95,6 +98,7 @@ class RunMonitor:
                 self.progress = event
             case happened.RoleChanged():
                 self.roles[event.worker] = event
+                self.restarts.role_changed(event, self.wall_seconds)
             case happened.InFlight():
                 self.idle.in_flight(event)
             case happened.Worked():
@@ -120,6 +124,8 @@ class RunMonitor:
                 return self._evaluation(event)
             case happened.Failed():
                 self.failures[f"{event.kind} retried" if event.retried else event.kind] += 1
+                if event.kind == "worker":
+                    self.restarts.worker_gone(event.what, event.reason, self.wall_seconds)
             case happened.RunEnded():
                 self.outcome, self.error, self.extra = event.outcome, event.error, dict(event.extra)
             case happened.Note():
@@ -187,6 +193,8 @@ class RunMonitor:
             "sampled_tokens": self.sampled,
             "failures": dict(self.failures),
             "moves": self.moves,
+            "restarts": self.restarts.count,
+            "outages": self.restarts.plain(),
             "skipped_groups": self.groups["skipped"],
             "dropped_groups": self.groups["unusable"] + self.groups["expired"],
             "staleness_max": self.staleness_max,
@@ -280,6 +288,8 @@ class RunMonitor:
             "failures": dict(self.failures),
             "groups": dict(self.groups),
             "moves": {way: dict(sums) for way, sums in self.moves.items()},
+            "restarts": self.restarts.count,
+            "outages": self.restarts.plain(),
             "staleness": {str(value): count for value, count in sorted(self.staleness.items())},
             "idle": idle,
             "ema": [self._ema, self._ema_weight],

@@ -1,8 +1,8 @@
 """Which workers have lost their role, why, and how long it took until they were back.
 
 Invariants: an outage begins with the first loss that is told of a worker that was ready before, and ends as that worker
-is ready again (whatever its role is then); a role that never came up is no outage; its reason is the first that the role itself
-has given, else that its worker is gone. The first `KEPT` are kept, all are counted.
+is ready again (whatever its role is then); a role that never came up is no outage; its reason is the first that the
+role itself has given, else that its worker is gone. The first `KEPT` are kept, all are counted.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ import numpy as np
 import psutil
 import pytest
 from child_parts import run_spec
-from vllm_parts import VLLM, publish_model
+from tiny_models import publish, tiny_model
+from vllm_parts import SIZES, VLLM, publish_model
 from worker_harness import cluster, worker_process
 
 from libra.resources import wire
@@ -131,8 +132,8 @@ def test_the_death_of_a_part_is_the_engines(tmp_path: Path, doing: str) -> None:
 
 @pytest.mark.parametrize("victims", ["worker", "nanny, worker and host"])
 def test_no_part_outlives_its_worker(tmp_path: Path, victims: str) -> None:
-    weights = publish_model(tmp_path / "weights", 0)
     write_tokenizer(tmp_path / "tokenizer.json")
+    weights = publish(tiny_model("qwen3", vocabulary=480, **SIZES), tmp_path / "weights", 0)
     asyncio.run(asyncio.wait_for(_kill_worker(tmp_path, weights, victims), 2 * START))
 
 

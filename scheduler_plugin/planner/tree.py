@@ -208,7 +208,9 @@ class TrainTree:
     def _walk_stages(self, gpus: int, tp: int, ep: int) -> Iterator[Node]:
         for pp, reason in self._options("PP", (tp, ep, 0)):
             reason = reason or _indivisible(gpus, tp * ep * pp)
-            yield Node("PP", (tp, ep, pp, 0, 0), not reason, reason or f"{self.costs.model.layers // pp} layers a stage")
+            yield Node(
+                "PP", (tp, ep, pp, 0, 0), not reason, reason or f"{self.costs.model.layers // pp} layers a stage"
+            )
             if not reason:
                 yield from self._walk_replicas(TrainStrategy(tp, ep, pp, gpus // (tp * ep * pp)))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any, Literal
 
 from libra.resources.cost_model import TrainingCosts
@@ -152,8 +153,7 @@ class TrainTree:
 
     def _options(self, level: Level, path: tuple[int, int, int]) -> Iterator[tuple[int, str]]:
         """Degrees of a level below ``path``, each with the reason it is cut for any number of devices (empty: kept)."""
-        model, hw, limits = self.costs.model, self.costs.hardware, self.limits
-        tp = path[0]
+        model, limits, tp = self.costs.model, self.limits, path[0]
         if level == "TP":
             for degree in (1, 2, 4, 8):
                 yield degree, self._cut_tp(degree)
@@ -223,7 +223,7 @@ class TrainTree:
         at_best = f"{base.replicas} rank(s) of sequences" if best else self._why_not(list(leaves.values()))
         yield Node("DP", (*head, 0), best is not None, at_best, best and best.seconds, best and best.strategy)
         for micro, leaf in leaves.items():
-            count = -(-(-(-len(self.costs.lengths) // base.replicas)) // micro)
+            count = ceil(ceil(len(self.costs.lengths) / base.replicas) / micro)
             why = leaf.cut or (f"{count} micro-batches a rank" if leaf.strategy else self._why_not([leaf]))
             yield Node("MB", (*head, micro), leaf.strategy is not None, why, leaf.seconds, leaf.strategy)
             yield from self._walk_policies(leaf, (*head, micro))
@@ -237,7 +237,8 @@ class TrainTree:
             elif leaf.strategy is not None and leaf.strategy.recompute == policy:
                 yield Node("RC", degrees, True, size, leaf.seconds, leaf.strategy, policy)
             else:
-                why = f"{size}: fits, but {leaf.strategy.recompute if leaf.strategy else ''} recompute does with less work"
+                lighter = leaf.strategy.recompute if leaf.strategy else ""
+                why = f"{size}: fits, but {lighter} recompute fits with less work"
                 yield Node("RC", degrees, False, why, recompute=policy)
 
     def _why_not(self, leaves: Sequence[_Leaf]) -> str:

@@ -95,7 +95,7 @@ def test_the_published_profile_is_named() -> None:
         (("--cluster", "a800_48", "--gpus", "8"), "give one of them"),
         (
             ("--cluster", "cpu", "--hardware", "h100"),
-            "--hardware h100 goes with --gpus N; without it --cluster cpu says",
+            "--hardware h100 goes with --gpus N",
         ),
         (("--hardware", "h100"), "without it the cluster says"),
         (("--gpus", "8", "--hardware", "b100"), "there is no hardware spec 'b100'"),

@@ -55,7 +55,8 @@ def tail(size: Size) -> Part:
                 curves[f"mean {workload.mean_at(step):,.0f} tokens"] = _ended_over_time(batches[step])
     why = "Mean over the drift from 2.5K to 11.5K tokens; early in it the share is larger, late smaller."
     reading = f"{why} The published wording leaves the reading open."
-    figures = [judged(BY_KEY[key], values, why, good=reading) for key, values in shares.items()]
+    lengths = "the workload's kinds of work, whose lengths and weights are assumed"
+    figures = [judged(BY_KEY[key], values, why, lengths, reading) for key, values in shares.items()]
     dots = {"published: over half of the time for the last tenth": [(0.5, 0.9)]}
     return figures, [Plot("The tail: trajectories ended over a rollout", "share of the rollout's time",
                           "share of trajectories", curves, dots)]  # fmt: skip

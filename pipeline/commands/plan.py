@@ -73,6 +73,7 @@ def plan(
     if as_json:
         data = chosen.to_plain() | {
             "simulated": simulated,
+            "remarks": list(planner.model.remarks),
             "close": {"plans": [p.to_plain() for p in plans], "strategies": [s.to_plain() for s in strategies]},
             "trees": [tree.to_plain() for tree in trees],
         }

@@ -43,6 +43,8 @@ def show(
     for runner_up in close:
         console.print(f"  close: {runner_up}")
     console.print(f"costs: {plan.provenance}")
+    for remark in planner.model.remarks:
+        console.print(f"note on {planner.model.name}: {remark}")
     for tree in trees:
         console.print(_tree(plan, tree))
 

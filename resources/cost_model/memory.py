@@ -46,11 +46,10 @@ class RankMemory:
 def parameters_of_rank(model: ModelSpec, s: Strategies) -> tuple[Floats, Floats]:
     """(parameters replicated over ep·dp, expert parameters replicated over dp) of the fullest rank: its layers, and the
     embeddings of the first or last stage (one of the two matrices when there are stages)."""
-    layers = model.layers / s.pp
-    dense = layers * (model.attention_parameters + model.dense_mlp_parameters)
+    dense = model.dense_parameters / s.pp
     halved = (s.pp > 1) & (not model.tied_embeddings)
     embeddings = model.embedding_parameters / np.where(halved, 2, 1)
-    experts = layers * model.experts * model.expert_parameters
+    experts = model.routed_parameters / s.pp
     return (dense + embeddings) / s.tp, experts / (s.tp * s.ep)
 
 

@@ -109,7 +109,7 @@ class TrainingCosts:
         model, hw = self.model, self.hardware
         layers = model.layers / s.pp
         compute = s.tp * hw.flops * hw.efficiency.compute_train
-        linear = self.factors.linear * layers * 2 * self.active_layer_parameters / compute
+        linear = self.factors.linear * layers * 2 * self.model.active_layer_parameters / compute
         quadratic = self.factors.quadratic * layers * 2 * model.attention_width / compute
         logits = self.factors.linear * 2 * model.vocabulary * model.hidden_size / compute
         moved = layers * self.communication_per_layer(s)
@@ -129,19 +129,13 @@ class TrainingCosts:
         )  # fmt: skip
         return np.ascontiguousarray(np.stack([np.broadcast_to(c, len(s)) for c in columns], axis=1), np.float64)
 
-    @property
-    def active_layer_parameters(self) -> int:
-        """Parameters of one layer that a token passes."""
-        model = self.model
-        experts = model.active_experts * model.expert_parameters
-        return model.attention_parameters + model.dense_mlp_parameters + experts
-
     def communication_per_layer(self, s: Strategies) -> Floats:
         """Seconds a token and layer, forward: TP's all-reduces and EP's all-to-alls, their volumes alone."""
         token = self.model.hidden_size * self.model.bytes_per_parameter
         moved = 2 * all_reduce(token, s.tp, self.hardware)
         if self.model.is_moe:
-            moved = moved + 2 * all_to_all(token * self.model.active_experts / s.tp, s.ep, self.hardware)
+            share = self.model.mixture_layers / self.model.layers
+            moved = moved + share * 2 * all_to_all(token * self.model.active_experts / s.tp, s.ep, self.hardware)
         return np.asarray(moved)
 
     def communication_ratio(self, s: Strategies) -> Floats:
@@ -149,7 +143,7 @@ class TrainingCosts:
         same layers, so the ratio does not depend on how many there are."""
         compute = s.tp * self.hardware.flops * self.hardware.efficiency.compute_train
         mean = float(self.lengths.mean())
-        linear = self.factors.linear * 2 * self.active_layer_parameters
+        linear = self.factors.linear * 2 * self.model.active_layer_parameters
         quadratic = self.factors.quadratic * 2 * self.model.attention_width
         work = linear + quadratic * mean
         if work == 0:  # a trainer that only waits: whatever it sends is all it does

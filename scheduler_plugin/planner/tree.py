@@ -221,7 +221,8 @@ class TrainTree:
         best = min(known, key=lambda leaf: leaf.seconds or 0.0, default=None)
         head = (base.tp, base.ep, base.pp, base.dp)
         at_best = f"{base.replicas} rank(s) of sequences" if best else self._why_not(list(leaves.values()))
-        yield Node("DP", (*head, 0), best is not None, at_best, best and best.seconds, best and best.strategy)
+        seconds, strategy = (best.seconds, best.strategy) if best else (None, None)
+        yield Node("DP", (*head, 0), best is not None, at_best, seconds, strategy)
         for micro, leaf in leaves.items():
             count = ceil(ceil(len(self.costs.lengths) / base.replicas) / micro)
             why = leaf.cut or (f"{count} micro-batches a rank" if leaf.strategy else self._why_not([leaf]))

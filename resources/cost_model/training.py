@@ -38,8 +38,12 @@ class TrainingFactors:
     """Multipliers that a profile fits (1: as derived), and what is assumed of the trainer.
 
     ``linear``, ``quadratic``: on compute that grows with length and with its square. ``constant``: on the cost of a
-    micro-batch. ``fixed_seconds``: a iteration's cost that depends on nothing. ``exposed``: share of the gradient
-    exchange that backward does not hide (assumed). ``logprob_pass``: whether old log-probs are computed again.
+    micro-batch. ``fixed_seconds``: an iteration's cost that depends on nothing. ``exposed``: share of the gradient
+    exchange that backward does not hide: assumed, not measured. A bucket's reduce-scatter overlaps with the backward of
+    the layers before it (Li et al., PyTorch Distributed, arXiv:2006.15704, §3.2.3), and the gather of weights with the
+    next forward only from its second layer on; half is between "all hidden" (0) and "none hidden" (1), and the term is
+    small beside the passes wherever a rank has more than a few sequences. ``logprob_pass``: whether old log-probs are
+    computed again.
     """
 
     linear: float = 1.0
@@ -165,9 +169,14 @@ class TrainingCosts:
         """(gradient exchange, optimizer step, weight publish) in seconds, shape (N,) each.
 
         Exchange: bf16 gradients reduced and weights gathered, dense parameters among ep·dp and expert ones among dp,
-        times the exposed share. Optimizer: Adam reads and writes its states and the gradient once,
-        (2·12 + 4 + 2) bytes a parameter of the rank's shard at HBM rate. Publish: the ranks of one replica write the
-        weights to the host, and an engine reads them over the network of one node or, if slower, from the host.
+        times the exposed share (`TrainingFactors`): the distributed optimizer of ZeRO stage 1 (Rajbhandari et al.,
+        arXiv:1910.02054, §5.1), whose volumes `gradient_exchange` has.
+        Optimizer: Adam (Kingma & Ba, arXiv:1412.6980, algorithm 1) reads and writes its states and the gradient once,
+        (2·12 + 4 + 2) bytes a parameter of the rank's shard at HBM rate: the step is bound by memory (about 10 FLOPs
+        for 30 bytes).
+        Publish: this system's own path, not published: the ranks of one replica write the weights side by side to host
+        memory (W / (tp·pp·ep·copy rate)), and an engine reads all of them over the network of one node or, if slower,
+        from host memory (W / min(network, copy rate)). Engines read at the same time; the store is not the limit.
         """
         model, hw = self.model, self.hardware
         dense, experts = parameters_of_rank(model, s)

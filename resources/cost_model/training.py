@@ -194,8 +194,10 @@ class TrainingCosts:
         """At or below the seconds of each strategy, without a simulation; shape (N,).
 
         The last stage of the most loaded rank works at least the mean over ranks, at least what the longest sequence
-        takes, and at least what two of the ranks + 1 longest take (pigeonhole); the pass also waits for the first
-        micro-batch to come down the stages and the last to go back up, each at least the cost of the shortest sequence.
+        takes, and at least what two of the ranks + 1 longest take (pigeonhole). Before that the rank's first
+        micro-batch comes down the stages: ranks are dealt the longest sequences first, so it is at or above the
+        ranks-th longest sequence. After it the last micro-batch goes back up, at or above the shortest sequence. Nor
+        does a pass end before the longest sequence has come down all stages and gone back up.
         """
         c, ranks, lengths = self.coefficients(s), s.replicas, self.descending
         tokens, squares, sequences = float(self._cumulated[-1]), self._squares, len(lengths)
@@ -211,12 +213,20 @@ class TrainingCosts:
             pair = constant + linear * (first + second) + quadratic * (first**2 + second**2)
             return np.maximum(np.maximum(mean, alone), pair)
 
-        last = c[:, 7:10] + c[:, 10:13]
-        middle = c[:, 1:4] + c[:, 4:7]
-        fill = (s.pp - 1) * (middle[:, 0] + middle[:, 1] * shortest + middle[:, 2] * shortest**2)
-        bound = busiest(last[:, 0], last[:, 1], last[:, 2]) + fill
+        def stages(costs: Floats, length: Floats | float) -> Floats:
+            """A sequence through all stages but the last."""
+            at = np.stack(np.broadcast_arrays(np.ones(len(s)), length, np.square(length)), axis=1)
+            return np.asarray((s.pp - 1) * (costs * at).sum(axis=1))
+
+        send = c[:, 13:16]
+        down, up, last_down, last_up = c[:, 1:4] + send, c[:, 4:7] + send, c[:, 7:10], c[:, 10:13]
+        powers = longest ** np.arange(3)
+        last = last_down + last_up
+        filled = stages(down, first) + busiest(last[:, 0], last[:, 1], last[:, 2]) + stages(up, shortest)
+        bound = np.maximum(filled, stages(down + up, longest) + last @ powers)
         if self.factors.logprob_pass:
-            bound = bound + busiest(c[:, 7], c[:, 8], c[:, 9])
+            filled = stages(down, first) + busiest(last_down[:, 0], last_down[:, 1], last_down[:, 2])
+            bound = bound + np.maximum(filled, stages(down, longest) + last_down @ powers)
         exchange, optimizer, publish = self.fixed_parts(s)
         return np.asarray((bound + exchange + optimizer + publish + self.factors.fixed_seconds) * _SLACK)
 

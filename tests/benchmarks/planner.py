@@ -117,7 +117,9 @@ def run() -> Rows:
     CURVE.parent.mkdir(exist_ok=True)
     CURVE.write_text(plot(curves))
     slope = np.polyfit(np.log(SIZES), np.log(curves[MODELS["dense"]]), 1)[0]
-    rows["planner.scaling_exponent"] = Row(float(slope), "", 1.0, f"1: linear in the devices; curve: {CURVE}")
+    rows["planner.scaling_exponent"] = Row(
+        float(slope), "", 1.0, f"1: linear in the devices; the curve: build/{CURVE.name}"
+    )
     return rows
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from libra.pipeline.simulate.paper.published import Published
 
-TOLERANCE: Final = 0.15
+TOLERANCE: Final = 0.1
 """Relative, of a figure that is no bound."""
 ROUNDING: Final = 0.01
 """Relative, of a bound: published bounds are rounded."""

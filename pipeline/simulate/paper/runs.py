@@ -206,16 +206,18 @@ def ablation(size: Size, progress: Callable[[str], None]) -> Part:
 def _ladder(rungs: Sequence[Compared], colocated: Compared, label: str) -> list[Figure]:
     tuned = "" if label == "derived costs" else "rollout costs, fitted to the published throughput points"
     absolute = "The absolute figure depends on workload and batch size, which are not published."
+    changes = sum(result.changes for result in rungs[-1].results)
     reasons = {
-        "planner": "TP 8 on half of the devices is already close to the best homogeneous plan.",
-        "heterogeneous": "TP 4 and 8 are better in throughput and in latency beyond short contexts, so mixing degrees "
-        "gains little.",
-        "cmlfq": "Least-loaded routing balances what routing by length leaves idle; with KV in host memory a "
-        "change of instance costs it little.",
-        "elastic": "Both sides slow down alike as lengths drift, so the best split barely moves.",
+        "planner": "Likely: TP 8 on half of the devices is already close to the best homogeneous plan.",
+        "heterogeneous": "Likely: TP 4 and 8 are better in throughput and in latency beyond short contexts, so mixing "
+        "degrees gains little.",
+        "cmlfq": "Likely: least-loaded routing balances what routing by length leaves idle, and with KV in host "
+        "memory a change of instance costs it little.",
+        "elastic": f"The replanner made {changes} change(s) in {len(rungs[-1].results)} run(s): both sides slow down "
+        "as lengths drift, and the best split moves little.",
     }
     if tuned:
-        reasons["planner"] = "The fitted costs penalise TP 8, the uniform layout, at short contexts."
+        reasons["planner"] = "Likely: the fitted costs penalise TP 8, the uniform layout, at short contexts."
     why = "The sum of the steps; see each."
     by_seed = [[result.throughput for result in rung.results] for rung in rungs]
     figures = [
@@ -245,7 +247,7 @@ def _switching(scenario: Scenario, elastic: Compared) -> list[Figure]:
     none = f"Nothing was switched in these runs. {arithmetic}"
     what = f"{changes} changes in {len(shares)} run(s). {arithmetic}"
     return [
-        judged(BY_KEY["switch.step"], steps, size),
+        judged(BY_KEY["switch.step"], steps, size, "the number of trajectories a step, which is not published", size),
         judged(share, shares, what, "seconds of a change, which are the published ones", what)
         if changes
         else incomparable(share, shares, none),

@@ -201,7 +201,9 @@ class TrainTree:
                 continue
             for ep, cut in self._options("EP", (tp, 0, 0)):
                 cut = cut or _indivisible(gpus, tp * ep)
-                yield Node("EP", (tp, ep, 0, 0, 0), not cut, cut or "all-to-all inside a node")
+                whole = "experts are not divided" if self.costs.model.is_moe else "no experts to divide"
+                kept = whole if ep == 1 else "all-to-all inside a node"
+                yield Node("EP", (tp, ep, 0, 0, 0), not cut, cut or kept)
                 if not cut:
                     yield from self._walk_stages(gpus, tp, ep)
 

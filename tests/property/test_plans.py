@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import islice
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
 from workloads import checked_plan, records
 
@@ -17,6 +17,8 @@ from libra.scheduler_plugin.planner import Planner, PlannerConfig
 
 MODELS = ("Qwen3-0.6B", "Qwen3-8B", "Qwen3-14B", "Qwen3-30B-A3B")
 HARDWARE = ("a800_80g", "h20", "h100", "h200")
+QUICK = (Phase.explicit, Phase.reuse, Phase.generate)
+"""Without shrinking: a plan and its candidates take a tenth of a second."""
 WORKLOADS = st.builds(
     records, st.integers(1, 120), seed=st.integers(0, 10_000), mean=st.floats(600, 15_000), tools=st.booleans()
 )
@@ -26,7 +28,9 @@ WORKLOADS = st.builds(
     st.sampled_from(MODELS), st.sampled_from(HARDWARE), st.integers(2, 40), WORKLOADS, st.integers(1, 4),
     st.sampled_from(["any", "homogeneous"]),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Several requests of the longest context, on both sides of a bucket's bound.
+@example("Qwen3-30B-A3B", "h20", 35, records(104, seed=7140, mean=11061.465461537546, tools=False), 4, "homogeneous")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=QUICK)
 def test_a_plan_fits_names_no_device_twice_and_serves_each_request_once(
     model: str, hardware: str, gpus: int, work: list, overlap: int, layouts: str
 ) -> None:
@@ -62,7 +66,7 @@ def served_once(layout: RolloutLayout, contexts: list[int]) -> None:
 
 
 @given(st.integers(1, 3), st.integers(1, 3), WORKLOADS, st.booleans())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=QUICK)
 def test_plans_on_two_kinds_fit_too(first: int, second: int, work: list, split: bool) -> None:
     groups = (DeviceGroup(hardware="h800", nodes=first), DeviceGroup(hardware="h20", nodes=second))
     planner = Planner(

@@ -17,12 +17,13 @@ import distributed
 from libra.resources import wire
 from libra.resources.errors import LibraError
 from libra.resources.tags import ROLES
+from libra.resources.types import RequestRecord
 from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.assignment import assign
 from libra.scheduler_plugin.binding import Binder
 from libra.scheduler_plugin.claims import Claim
 from libra.scheduler_plugin.learned import Keeper, load
-from libra.scheduler_plugin.replanning import Replanning, online_of, record_of
+from libra.scheduler_plugin.replanning import Replanning, online_of
 from libra.scheduler_plugin.residences import Residences
 from libra.scheduler_plugin.retag import offered
 from libra.scheduler_plugin.roles import Duty
@@ -174,13 +175,13 @@ class Requests:
         claim.post(version, record)
         return {}
 
-    async def report_step(self, token: str, step: int, seconds: float, records: list[list[Any]]) -> Reply:
+    async def report_step(self, token: str, step: int, seconds: float, records: list[dict[str, Any]]) -> Reply:
         """A step has ended."""
         claim = self._plugin.holds(token)
         if claim is None:
             return _REFUSED
         if claim.replanning is not None:
-            claim.replanning.report(step, seconds, [record_of(row) for row in records])
+            claim.replanning.report(step, seconds, [RequestRecord.from_plain(row) for row in records])
         return {}
 
     async def await_batch(self, run: str, version: int) -> Reply:

@@ -176,7 +176,7 @@ class RolloutRole(Role):
         started = time.time()
         max_new = min(max_new, self.room(len(context)))
         if max_new < 1 or self._drains:
-            empty = _empty_segment(len(context), self.setting.worker, started)
+            empty = self._empty_segment(len(context), started)
             return replace(empty, finish="abort") if max_new >= 1 else empty
         staging, name = self._staging, str(trajectory)
         if staging is not None:
@@ -204,6 +204,7 @@ class RolloutRole(Role):
             queued=end["queued"],
             staged=end["staged"],
             migration=None if staging is None else staging.migration(hint, end, len(context)),
+            tp=self.setting.tp or 1,
         )
 
     @property
@@ -278,6 +279,20 @@ class RolloutRole(Role):
             raise InfraError(f"{engine.name} ended a request of {trajectory}: {end['error'] or 'aborted'}")
         return end
 
+    def _empty_segment(self, context: int, now: float) -> Segment:
+        return Segment(
+            np.empty(0, np.int32),
+            np.empty(0, np.float32),
+            np.empty(0, np.int32),
+            "length",
+            context=context,
+            cached=0,
+            instance=self.setting.worker,
+            started=now,
+            ended=now,
+            tp=self.setting.tp or 1,
+        )
+
     def _place(self) -> Place:
         return Place(self.setting.tp or 1, None if self._staging is None else str(self._staging.path))
 
@@ -328,17 +343,3 @@ class RolloutRole(Role):
             for future in requests.values():
                 if not future.done():
                     future.set_exception(InfraError(reason))
-
-
-def _empty_segment(context: int, instance: str, now: float) -> Segment:
-    return Segment(
-        np.empty(0, np.int32),
-        np.empty(0, np.float32),
-        np.empty(0, np.int32),
-        "length",
-        context=context,
-        cached=0,
-        instance=instance,
-        started=now,
-        ended=now,
-    )

@@ -165,7 +165,8 @@ class StepTrained:
 
     ``staleness``, ``lengths`` and ``rewards`` have one entry a training sequence. ``measures`` are the trainer's own
     (``loss``, ``grad_norm``, ``entropy``, ``clip_share``, ``logprob_gap_mean``, ``logprob_gap_max``, ``loss_tokens``,
-    ``seconds``). ``replayed``: trained again from the journal after a resume.
+    ``seconds``). ``requests``: what serving the batch took (`libra.resources.types.request.totals`). ``replayed``:
+    trained again from the journal after a resume.
     """
 
     time: float
@@ -176,6 +177,7 @@ class StepTrained:
     rewards: tuple[float, ...]
     sampled: int
     measures: Mapping[str, float]
+    requests: Mapping[str, Any] = field(default_factory=dict)
     replayed: bool = False
 
 

@@ -249,6 +249,7 @@ class RunMonitor:
             "staleness_mean": float(np.mean(event.staleness)) if event.staleness else None,
             "staleness_max": max(event.staleness, default=None),
             **{("train_seconds" if name == "seconds" else name): value for name, value in event.measures.items()},
+            "requests": dict(event.requests),
             "publish_seconds": self._last_published,
             "idle": difference(idle, self._last_idle),
             "replayed": event.replayed,

@@ -15,7 +15,8 @@ METADATA = "libra"
 ANNOTATION = "libra"
 """Key of ``TaskState.annotations`` under which the plugin writes what it has decided for a task: ``trajectory``,
 ``turn``, ``version``, ``bucket``, and for a segment after a move ``kv``: ``sources`` ([[worker, node, address]] where
-KV may lie), ``fetching`` and ``prefilling`` (seconds that bringing it and computing it should take, or None). Dask sends it to the worker with the task."""
+KV may lie), ``fetching`` and ``prefilling`` (seconds that bringing it and computing it should take, or None). Dask
+sends it to the worker with the task."""
 
 # driver → plugin, RPC (``client.scheduler.<name>(...)``); each but the claim takes ``token``.
 CLAIM = "libra_claim"
@@ -87,7 +88,8 @@ there is none."""
 # worker → plugin, stream
 ROLE_STATE = "libra-role-state"
 """``role``, ``epoch``, ``state`` (``ready``, ``failed``, ``lost``, ``stopped``), ``version`` (loaded, or None),
-``slots``, ``error`` (the child's own text). ``lost``: a ready role's child has died."""
+``slots``, ``kv_room`` (the fields of a rollout role's `KVRoom`, or None), ``error`` (the child's own text). ``lost``: a
+ready role's child has died."""
 WEIGHTS_LOADED = "libra-weights-loaded"
 """``epoch``, ``version``, ``digest``, ``error`` (None, or the engine's own text)."""
 

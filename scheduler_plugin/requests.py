@@ -220,6 +220,7 @@ class Requests:
             "run": claim.spec.run,
             "roles": table,
             "instances": instances,
+            "policy": claim.table.policy.metrics(),
             "weights": {"current": claim.version, "installed": {name: row["version"] for name, row in table.items()}},
             "trajectories": len(claim.table.routes),
             "counters": dict(plugin.alarms.counts),

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from libra.resources.tags import rollout_tag
-from libra.resources.types import Bucket, RolloutInstance, ToolState
+from libra.resources.types import Bucket, InstanceFacts, RolloutInstance, ToolState
+from libra.resources.types.cluster import NO_FACTS
 from libra.scheduler_plugin.policy import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
 from libra.scheduler_plugin.policy.moves import MoveEstimate
 
@@ -55,9 +56,9 @@ class RoutingTable:
 
     # Instances and tool workers come and go.
 
-    def offer(self, address: str, name: str, tp: int, slots: int) -> None:
+    def offer(self, address: str, name: str, tp: int, slots: int, facts: InstanceFacts = NO_FACTS) -> None:
         """A rollout instance takes segments from now on."""
-        self.instances[address] = RolloutInstance(address, name, tp, slots, 0, 0)
+        self.instances[address] = RolloutInstance(address, name, tp, slots, 0, 0, facts)
         self.retired.pop(address, None)
         self._listed = None
 
@@ -229,6 +230,6 @@ class RoutingTable:
     def _count(self, address: str, sequences: int, tokens: int) -> None:
         i = self.instances[address]
         self.instances[address] = RolloutInstance(
-            i.address, i.name, i.tp, i.slots, i.sequences + sequences, i.tokens + tokens
+            i.address, i.name, i.tp, i.slots, i.sequences + sequences, i.tokens + tokens, i.facts
         )
         self._listed = None

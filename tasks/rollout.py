@@ -19,7 +19,7 @@ import numpy as np
 from libra.resources.codec import segment_to_wire, tool_return_from_wire
 from libra.resources.errors import InfraError, TaskError
 from libra.resources.kv.arena import Arena
-from libra.resources.types import Segment, Tokens, TrajectoryId, WeightVersion
+from libra.resources.types import KVRoom, Segment, Tokens, TrajectoryId, WeightVersion
 from libra.tasks.child.host import error_text
 from libra.tasks.child.parent import ChildProcess
 from libra.tasks.engines.base import EngineConfig, Place
@@ -103,6 +103,7 @@ class RolloutRole(Role):
         self._pending: dict[str, dict[str, asyncio.Future[dict[str, Any]]]] = {}
         self._numbers = itertools.count()
         self._loaded: int | None = None
+        self._kv_room: KVRoom | None = None
         self._drains = False
         self._loading = asyncio.Lock()
         self._stats: dict[str, Any] = {}
@@ -164,6 +165,7 @@ class RolloutRole(Role):
             loaded = await engine.call("load", seconds=building + self.spec.load_seconds, **asdict(weights))
             if self._staging is not None and self._loaded is None:
                 await self._make_arena(self._staging, loaded)
+            self._kv_room = KVRoom(**loaded["kv_room"])
             self._loaded = loaded["version"]
 
     def room(self, context: int) -> int:
@@ -244,6 +246,10 @@ class RolloutRole(Role):
     @property
     def version(self) -> int | None:
         return self._loaded
+
+    @property
+    def kv_room(self) -> KVRoom | None:
+        return self._kv_room
 
     def slots(self, threads: int) -> int:
         return self._config.slots

@@ -157,8 +157,7 @@ def endings(data: ReportData) -> str:
 
 
 def requests(data: ReportData) -> dict[str, str]:
-    """Sums over the steps of the run, in words: seconds in engines' queues, in tools, decoding by TP degree, KV read and
-    moved."""
+    """Sums over the run's steps in words: seconds in queues, engines (by TP) and tools; KV computed, read and moved."""
     steps = [record["requests"] for record in data.metrics.steps if record.get("requests")]
     if not steps:
         return {}

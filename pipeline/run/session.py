@@ -22,7 +22,7 @@ from libra.pipeline.driver.dask_public import TopicTransport
 from libra.pipeline.driver.driver import Driver
 from libra.pipeline.driver.transport import Transport
 from libra.pipeline.run.fleet import Fleet
-from libra.pipeline.run.loop import Parts, RunLoop, first_error
+from libra.pipeline.run.loop import Look, Parts, RunLoop, first_error
 from libra.pipeline.run.play import Player, PlayRules
 from libra.pipeline.run.prepare import Prepared
 from libra.pipeline.run.spec import make_spec
@@ -152,8 +152,9 @@ async def run_session(
                 rows = await asyncio.to_thread(step_records, batch, config.environment.kind)
                 await scheduler.call(wire.REPORT_STEP, step=step, seconds=seconds, records=rows)
 
-        async def load_by_worker() -> dict[str, int]:
-            return busy_counts(await scheduler.call(wire.STATUS))
+        async def look() -> Look:
+            status = await scheduler.call(wire.STATUS)
+            return Look(busy_counts(status), status["policy"])
 
         limits = PlayRules(
             max_turn_tokens=config.environment.max_turn_tokens,
@@ -177,7 +178,7 @@ async def run_session(
                 post_batch=post_batch,
                 report_step=report_step,
                 save_checkpoint=lambda: state.save(training.save),
-                load_by_worker=load_by_worker,
+                look=look,
                 emit=emit,
             )
         )

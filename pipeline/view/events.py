@@ -100,6 +100,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What the bucket policy shows of itself (`BucketPolicy.metrics`)."""
+
+    time: float
+    measures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class WaitStarted:
     """``who`` waits; while it is idle its idle time goes to ``cause``.
 
@@ -236,6 +244,6 @@ class RunEnded:
 
 
 Event = (
-    RunStarted | Progress | RoleChanged | InFlight | Worked | Moved | Load | WaitStarted | WaitEnded | TrajectoryEnded
-    | GroupFinished | StepTrained | Published | EvalFinished | Failed | Note | RunEnded
+    RunStarted | Progress | RoleChanged | InFlight | Worked | Moved | Load | PolicyState | WaitStarted | WaitEnded
+    | TrajectoryEnded | GroupFinished | StepTrained | Published | EvalFinished | Failed | Note | RunEnded
 )  # fmt: skip

@@ -50,6 +50,7 @@ class RunMonitor:
         self.failures: Counter[str] = Counter()
         self.groups: Counter[str] = Counter()
         self.moves: dict[str, dict[str, float]] = {}
+        self.policy: dict[str, float] = {}
         self.staleness: Counter[int] = Counter()
         self.heldout: list[Heldout] = []
         self.reward: float | None = None
@@ -104,6 +105,8 @@ class RunMonitor:
                 self._moved(event)
             case happened.Load():
                 self._load = event.running
+            case happened.PolicyState():
+                self.policy = dict(event.measures)
             case happened.WaitStarted():
                 self.idle.wait_started(event)
             case happened.WaitEnded():
@@ -187,6 +190,7 @@ class RunMonitor:
             "sampled_tokens": self.sampled,
             "failures": dict(self.failures),
             "moves": self.moves,
+            "policy": self.policy,
             "skipped_groups": self.groups["skipped"],
             "dropped_groups": self.groups["unusable"] + self.groups["expired"],
             "staleness_max": self.staleness_max,
@@ -250,6 +254,7 @@ class RunMonitor:
             "staleness_max": max(event.staleness, default=None),
             **{("train_seconds" if name == "seconds" else name): value for name, value in event.measures.items()},
             "requests": dict(event.requests),
+            "policy": self.policy,
             "publish_seconds": self._last_published,
             "idle": difference(idle, self._last_idle),
             "replayed": event.replayed,

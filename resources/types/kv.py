@@ -22,6 +22,15 @@ class KVHandle:
 
 
 @dataclass(frozen=True, slots=True)
+class KVRoom:
+    """What an engine's KV cache holds: ``tokens`` over all sequences, of ``bytes_per_token`` bytes over all its ranks
+    (0: the engine cannot say)."""
+
+    tokens: int
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Migration:
     """How the KV of a trajectory that moved came to the instance ``target``: the ``way`` (``load`` from an arena of the
     node, ``fetch`` from another node, ``prefill``: computed again), its ``tokens`` and ``bytes``, the ``seconds`` it

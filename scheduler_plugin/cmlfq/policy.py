@@ -8,9 +8,10 @@ changed; a trajectory that has ended leaves only what the tree learned; at most 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field
 
@@ -20,7 +21,7 @@ from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel
 from libra.scheduler_plugin.cmlfq.estimate import Estimator
 from libra.scheduler_plugin.cmlfq.outlook import Outlook, Shares
 from libra.scheduler_plugin.cmlfq.persistence import dumps, merge
-from libra.scheduler_plugin.cmlfq.router import Decision, Router, RouterConfig, Standing
+from libra.scheduler_plugin.cmlfq.router import Decision, Reason, Router, RouterConfig, Standing
 from libra.scheduler_plugin.cmlfq.tree import UNSEEN, Node, PrefixTree
 from libra.scheduler_plugin.policy.balance import instance_at, placement
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
@@ -112,6 +113,7 @@ class CMlfq(BucketPolicy):
         self._router = Router(c.router, self.costs)
         self._outlook = Outlook(self.costs)
         self._trails: dict[str, _Trail] = {}
+        self._reasons: Counter[Reason] = Counter()
 
     def place(
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
@@ -136,6 +138,7 @@ class CMlfq(BucketPolicy):
         estimate = self._estimator.estimate(trail.own, trail.everywhere, trail.contexts)
         self._outlook.replace(trail.shares, ())
         decision = self._router.decide(at, estimate, instances, buckets, self._outlook.by_degree)
+        self._reasons[decision.reason] += 1
         trail.shares = self._outlook.shares(decision.bucket, request.context, estimate, buckets)
         self._outlook.replace((), trail.shares)
         return decision
@@ -155,9 +158,12 @@ class CMlfq(BucketPolicy):
         merge(self.tree, data, keep)
 
     def metrics(self) -> dict[str, float]:
-        """What the tree holds and takes: counts, and bytes."""
+        """What the tree holds and takes (counts, and bytes), decisions by their reason, and rates in bytes a second."""
         tree = self.tree
         return {
+            **{f"decided {reason}": self._reasons[reason] for reason in get_args(Reason)},
+            "host_bandwidth": self.costs.host_bandwidth,
+            "network_bandwidth": self.costs.network_bandwidth,
             "nodes": len(tree),
             "bytes": tree.nbytes,
             "evicted": tree.evicted,

@@ -183,7 +183,7 @@ class Router:
             if self.costs.holds(buckets[index].tp, context):
                 return index
         raise ValueError(
-            f"no bucket's KV holds a context of {context} tokens (cost.kv_tokens: {self.costs.config.kv_tokens}); "
+            f"no bucket's KV holds a context of {context} tokens (by TP degree: {self.costs.kv_tokens}); "
             "use a larger TP degree for the last bucket"
         )
 

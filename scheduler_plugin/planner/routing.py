@@ -1,7 +1,8 @@
 """Routing as a plan wants it.
 
 Invariant: where the plan's layout is mixed (every bucket unbounded, several degrees), segments go to the least loaded
-instance of any degree; elsewhere the configured policy decides. That one is told of every end and move, whoever decided.
+instance of any degree; elsewhere the configured policy decides. That one is told of every end and move, whoever
+decided.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ class PlanRouting(BucketPolicy):
 
     def moved(self, outcome: MoveOutcome) -> None:
         self._policy.moved(outcome)
+
+    def metrics(self) -> dict[str, float]:
+        return self._policy.metrics()
 
     def learned(self) -> bytes | None:
         return self._policy.learned()

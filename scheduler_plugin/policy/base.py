@@ -87,6 +87,10 @@ class BucketPolicy(ABC):
     def moved(self, outcome: MoveOutcome) -> None:  # noqa: B027 - a policy need not learn
         """A trajectory has moved: what later moves are expected to take may follow it."""
 
+    def metrics(self) -> dict[str, float]:
+        """What it would show of itself: plain numbers by name, the same names as long as it lives."""
+        return {}
+
     def learned(self) -> bytes | None:
         """What it has learned, for `relearn`; None: it keeps nothing."""
         return None

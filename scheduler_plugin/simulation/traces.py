@@ -60,8 +60,9 @@ class Trace:
 
 
 def trace_of(trajectory: Trajectory, kind: str = "default") -> Trace:
-    """What a recorded trajectory of the environment ``kind`` did, for replay. Runs of sampled tokens are turns; a tool return follows each but the
-    last (a turn that was cut in two by a drain has no return in between and counts as one)."""
+    """What a recorded trajectory of the environment ``kind`` did, for replay. Runs of sampled tokens are turns; a tool
+    return follows each but the last (a turn that was cut in two by a drain has no return in between and counts as
+    one)."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], trajectory.mask, [0]])))
     sampled = [int(end - start) for start, end in zip(edges[::2], edges[1::2], strict=True)]
     turns = []

@@ -31,7 +31,7 @@ CLUSTER = Cluster(
 """24 devices; bounds in the valleys between the workload's kinds."""
 MEANS = (4_000.0, 11_000.0)
 """Mean length in tokens of the first and the last step."""
-OPTIONS: Mapping[str, Any] = {"cost": {"kv_tokens": COSTS.kv_tokens}, "half_life": 512}
+OPTIONS: Mapping[str, Any] = {"cost": COSTS.model_dump(exclude_unset=True), "half_life": 512}
 
 
 def policies(steps: Steps) -> dict[str, Callable[[], BucketPolicy]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -213,7 +214,14 @@ class Requests:
             for name, state in plugin.pool.states.items()
         }
         instances = {
-            i.name: {"tp": i.tp, "slots": i.slots, "sequences": i.sequences, "tokens": i.tokens}
+            i.name: {
+                "tp": i.tp,
+                "slots": i.slots,
+                "sequences": i.sequences,
+                "tokens": i.tokens,
+                "node": i.facts.node,
+                "kv_room": None if i.facts.kv is None else asdict(i.facts.kv),
+            }
             for i in claim.table.instances.values()
         }
         return {

@@ -47,7 +47,8 @@ class RoutingTable:
         self.tools: dict[str, int] = {}
         """Sessions by address of the tool workers that are ready."""
         self._tags = frozenset(rollout_tag(bucket.tp) for bucket in buckets)
-        self._listed: tuple[RolloutInstance, ...] | None = None
+        self._listed: list[RolloutInstance] | None = None
+        self._places: dict[str, int] = {}
 
     def rebucket(self, buckets: Sequence[Bucket]) -> None:
         """Other buckets from now on. What is bound stays where it is."""
@@ -126,7 +127,8 @@ class RoutingTable:
                 f"nobody has told the context of trajectory {trajectory}: its graph came without `libra-open`"
             )
         if self._listed is None:
-            self._listed = tuple(self.instances.values())
+            self._listed = list(self.instances.values())
+            self._places = {instance.address: place for place, instance in enumerate(self._listed)}
         request = PlacementRequest(trajectory, route.prompt, route.context, route.history, route.instance)
         placement = self.policy.place(request, self._listed, self.buckets)
         self._check(placement)
@@ -229,7 +231,7 @@ class RoutingTable:
 
     def _count(self, address: str, sequences: int, tokens: int) -> None:
         i = self.instances[address]
-        self.instances[address] = RolloutInstance(
-            i.address, i.name, i.tp, i.slots, i.sequences + sequences, i.tokens + tokens, i.facts
-        )
-        self._listed = None
+        changed = RolloutInstance(i.address, i.name, i.tp, i.slots, i.sequences + sequences, i.tokens + tokens, i.facts)
+        self.instances[address] = changed
+        if self._listed is not None:
+            self._listed[self._places[address]] = changed

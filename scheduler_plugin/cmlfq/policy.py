@@ -56,9 +56,10 @@ class _Trail:
     """A live trajectory: ``contexts[i]`` and ``degrees[i]``, its context and the TP degree its KV was at, when the
     segment after the i-th return was placed; None: not known (nobody asked then) or no KV. ``names``: what the tree
     calls its states so far; ``own``, ``everywhere``: its paths in the tree, kept because each return only adds to them.
-    ``shares``: what it is still going to cost."""
+    ``moves``: changes of the TP degree so far, ``rested``: returns since the last one. ``shares``: what it is still
+    going to cost."""
 
-    __slots__ = ("contexts", "degrees", "everywhere", "names", "own", "shares")
+    __slots__ = ("_last", "contexts", "degrees", "everywhere", "moves", "names", "own", "rested", "shares")
 
     def __init__(self) -> None:
         self.contexts: list[int | None] = []
@@ -67,14 +68,22 @@ class _Trail:
         self.own: list[Node] = []
         self.everywhere: list[Node] = []
         self.shares: Shares = ()
+        self.moves = self.rested = 0
+        self._last: int | None = None
 
     def note(self, returns: int, context: int, degree: int | None) -> None:
         """The segment after return number ``returns`` is placed; later notes are of a life before a restart."""
+        known = len(self.degrees)
         for notes in (self.contexts, self.degrees):
             del notes[returns:]
             notes.extend([None] * (returns - len(notes)))
         self.contexts.append(context)
         self.degrees.append(degree)
+        if returns < known:
+            self._begin_count()
+            known = 0
+        for added in self.degrees[known:]:
+            self._count(added)
         del self.names[returns:], self.own[returns + 1 :], self.everywhere[returns + 1 :]
 
     def follow(self, tree: PrefixTree, prompt: str, history: Sequence[ToolState]) -> None:
@@ -86,16 +95,15 @@ class _Trail:
         tree.follow(self.own, tree.prompts.get(prompt), names)
         tree.follow(self.everywhere, tree.everywhere, names)
 
-    def moves(self) -> tuple[int, int]:
-        """Changes of the TP degree so far, and the returns since the last one."""
-        count, since, last = 0, 0, None
-        for degree in self.degrees:
-            since += 1
-            if degree is not None:
-                if last is not None and degree != last:
-                    count, since = count + 1, 0
-                last = degree
-        return count, since
+    def _begin_count(self) -> None:
+        self.moves, self.rested, self._last = 0, 0, None
+
+    def _count(self, degree: int | None) -> None:
+        self.rested += 1
+        if degree is not None:
+            if self._last is not None and degree != self._last:
+                self.moves, self.rested = self.moves + 1, 0
+            self._last = degree
 
 
 class CMlfq(BucketPolicy):
@@ -130,10 +138,9 @@ class CMlfq(BucketPolicy):
         trail = self._trail(request.trajectory)
         returns = len(request.history)
         trail.note(returns, request.context, None if current is None else current.tp)
-        moves, rested = trail.moves()
         first = returns == 0 and request.current is None
         address = None if current is None else request.current
-        at = Standing(request.context, current, address, moves, rested, first)
+        at = Standing(request.context, current, address, trail.moves, trail.rested, first)
         trail.follow(self.tree, request.prompt, request.history)
         estimate = self._estimator.estimate(trail.own, trail.everywhere, trail.contexts)
         self._outlook.replace(trail.shares, ())

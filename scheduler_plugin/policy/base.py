@@ -78,8 +78,9 @@ class BucketPolicy(ABC):
     def place(
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
     ) -> Placement:
-        """Where the segment runs. ``instances``: those that are ready, with their load; ``buckets``: ascending by
-        ``max_context``. Raises `ValueError` when no bucket can hold the context."""
+        """Where the segment runs. ``instances``: those that are ready, with their load at this instant (do not keep the
+        sequence); ``buckets``: ascending by ``max_context``. Raises `ValueError` when no bucket can hold the
+        context."""
 
     def observe(self, finished: FinishedTrajectory) -> None:  # noqa: B027 - a policy need not learn
         """A trajectory has ended."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client
-from run_harness import FlexibleCluster, PlayedRun, batches, run_cluster, run_config
+from run_harness import FlexibleCluster, PlayedRun, batches, run_cluster, run_config, wait_until
 
 from libra.pipeline.report.data import collect
 from libra.pipeline.report.sections import requests
 from libra.pipeline.run.session import step_records
 from libra.pipeline.simulate.replay import read_recording
 from libra.pipeline.view.files import METRICS
-from libra.resources.types import RequestRecord
+from libra.resources import wire
+from libra.resources.types import KVRoom, RequestRecord
 from libra.resources.types.request import totals
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
@@ -30,6 +32,17 @@ def client() -> Iterator[Client]:
         yield client
 
 
+def facts(client: Client) -> dict[str, tuple[str, KVRoom | None]]:
+    """What each ready instance has told: its node, and what its KV cache holds."""
+
+    def look(dask_scheduler: Any) -> dict[str, tuple[str, KVRoom | None]]:
+        claim = dask_scheduler.extensions[wire.EXTENSION].claim
+        instances = () if claim is None else claim.table.instances.values()
+        return {instance.name: (instance.facts.node, instance.facts.kv) for instance in instances}
+
+    return dict(client.run_on_scheduler(look))
+
+
 def test_records_of_a_run_hold_queueing_residence_by_degree_and_reach_every_reader(
     tmp_path: Path, client: Client
 ) -> None:
@@ -37,7 +50,10 @@ def test_records_of_a_run_hold_queueing_residence_by_degree_and_reach_every_read
     # More trajectories than slots, so that requests queue in their engine.
     config = run_config(tmp_path / "run", buckets=buckets, engine={"slots": 1}, cluster={"workers": {"rollout": 2}})
     run = PlayedRun(client, config)
-    run.fit()
+    with run.playing() as done:
+        told = wait_until("two instances", lambda: facts(client) if len(facts(client)) == 2 else None)
+        done.result()
+    assert set(told.values()) == {("127.0.0.1", KVRoom(256, 0))}
 
     stored = {int(batch.attributes["version"]): batch for _, batch in batches(run.folder)}
     records = [record for batch in stored.values() for record in batch.records(KIND)]

@@ -64,6 +64,9 @@ def test_cmlfq_learns_and_moves_trajectories_with_their_kv(tmp_path: Path) -> No
     with LibraLocalCluster({"rollout": 2}, dashboard=False) as cluster:
         drafts, status = played(str(cluster.scheduler_address), run, tmp_path)
 
+    for instance in status["instances"].values():
+        assert instance["kv_room"]["tokens"] >= SLOTS * 240
+        assert instance["kv_room"]["bytes_per_token"] > 0
     shown = status["policy"]
     assert shown["learned"] == COUNT
     assert shown["decided predicted"] > 0

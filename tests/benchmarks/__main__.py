@@ -14,6 +14,7 @@ BENCHMARKS = (
     "memory",
     "kv",
     "cmlfq",
+    "compare_policies",
     "planner",
     "calibration",
     "replay",

@@ -14,7 +14,8 @@ from typing import Any
 
 from libra.resources import wire
 from libra.resources.errors import ClusterError
-from libra.resources.tags import GUEST
+from libra.resources.tags import GUEST, node_of
+from libra.resources.types import InstanceFacts
 from libra.scheduler_plugin import roles
 from libra.scheduler_plugin.assignment import Candidate, candidate, fill
 from libra.scheduler_plugin.claims import Claim
@@ -209,7 +210,8 @@ class Pool:
                 claim.table.withdraw(worker.address)
             elif state.duty is not None and state.duty.role == "rollout":
                 slots = state.slots or _slots(worker, state.duty)
-                claim.table.offer(worker.address, str(worker.name), state.duty.tp or 1, slots)
+                facts = InstanceFacts(node_of(worker.resources, worker.host), state.kv_room)
+                claim.table.offer(worker.address, str(worker.name), state.duty.tp or 1, slots, facts)
             elif state.duty is not None and state.duty.role == "tool":
                 claim.table.offer_tool(worker.address)
         retag(self._scheduler, worker, tags)

@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -30,10 +29,6 @@ from libra.scheduler_plugin.roles import Duty, Phase
 from libra.scheduler_plugin.routing import RoutingTable
 
 _ROLES = ("rollout", "train")
-_FIELDS = (
-    "trajectory", "prompt", "generated", "tool", "turns", "kvint", "prefilled", "tool_seconds", "queue_seconds",
-    "prefill_pairs", "domain",
-)  # fmt: skip
 
 
 def online_of(
@@ -144,13 +139,3 @@ class Replanning:
         if duty is None:
             return state.phase is Phase.IDLE
         return state.phase is Phase.READY and state.duty == duty
-
-
-def record_row(record: RequestRecord) -> list[Any]:
-    """A record as a report carries it: plain values, without residences and migrations."""
-    return [getattr(record, name) for name in _FIELDS]
-
-
-def record_of(row: Sequence[Any]) -> RequestRecord:
-    """Inverse of `record_row`."""
-    return RequestRecord(**dict(zip(_FIELDS, row, strict=True)))

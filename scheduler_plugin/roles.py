@@ -22,6 +22,7 @@ from enum import StrEnum
 
 from libra.resources.errors import DeadlineError
 from libra.resources.tags import REWARD, TOOL, TRAIN, Role, rollout_tag
+from libra.resources.types import KVRoom
 
 
 class Phase(StrEnum):
@@ -86,6 +87,7 @@ class RoleState:
     asked: int | None = None
     version: int | None = None
     slots: int = 0
+    kv_room: KVRoom | None = None
     deadline: float | None = None
     failures: int = 0
     error: str | None = None
@@ -133,6 +135,7 @@ class Reported:
     version: int | None = None
     slots: int = 0
     error: str | None = None
+    kv_room: KVRoom | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +279,7 @@ def _reported(state: RoleState, report: Reported, now: float, limits: Limits, cu
     reason = report.error or f"the {state.duty} role reported {report.state!r} and gave no reason"
     match state.phase, report.state:
         case Phase.STARTING, "ready":
-            up = replace(state, up=True, version=report.version, slots=report.slots)
+            up = replace(state, up=True, version=report.version, slots=report.slots, kv_room=report.kv_room)
             if state.duty.role == "rollout" and current is not None and report.version != current:
                 return _load(up, now + limits.load, current)
             return _ready(up, now), ()

@@ -128,6 +128,7 @@ class RunLoop:
         self._propose = propose or self._predicted
         self._is_returned = returned or (lambda _: False)
         self._costs = planner.rollout_costs(planner.inventory.spec(plan.train_kind))
+        self._kv_bytes = moves.kv_bytes
         self._sim = RolloutSimulation(
             [engine for engine, _ in self._engines(plan, 0.0)],
             buckets_of(plan),
@@ -308,7 +309,8 @@ class RunLoop:
             if placement.role == "rollout":
                 node, _, first = placement.devices[0].partition(":")
                 name = f"{first}-tp{placement.size}"
-                found.append((Engine(name, node, self._costs.of(placement.size), ready_at), placement.devices))
+                engine = Engine(name, node, self._costs.of(placement.size), ready_at, int(self._kv_bytes))
+                found.append((engine, placement.devices))
         return found
 
     def _result(self) -> LoopResult:

@@ -359,4 +359,6 @@ class RolloutSimulation:
 def _view(engine: Engine) -> RolloutInstance:
     cost = engine.cost
     tokens = int(engine.load_tokens)
-    return RolloutInstance(engine.address, engine.name, cost.tp, cost.slots, engine.load_sequences, tokens)
+    return RolloutInstance(
+        engine.address, engine.name, cost.tp, cost.slots, engine.load_sequences, tokens, engine.facts
+    )

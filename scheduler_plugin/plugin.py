@@ -22,7 +22,7 @@ from libra.resources.bootstrap import Bootstrap
 from libra.resources.dask_settings import forget_prefixes
 from libra.resources.errors import DeadlineError
 from libra.resources.types import Migration
-from libra.scheduler_plugin import guests, roles, spans
+from libra.scheduler_plugin import guests, role_events, spans
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.binding import disown, split_key
 from libra.scheduler_plugin.claims import Claim
@@ -208,14 +208,14 @@ class LibraScheduler(SchedulerPlugin):
         worker: str = "",
     ) -> None:
         """`wire.ROLE_STATE`."""
-        self.pool.reported(worker, roles.Reported(epoch, state, version, slots or 0, error))
+        self.pool.reported(worker, role_events.Reported(epoch, state, version, slots or 0, error))
 
     @_guarded
     def on_weights_loaded(
         self, epoch: int, version: int, digest: str = "", error: str | None = None, worker: str = ""
     ) -> None:
         """`wire.WEIGHTS_LOADED`."""
-        self.pool.loaded(worker, roles.Loaded(epoch, version, error))
+        self.pool.loaded(worker, role_events.Loaded(epoch, version, error))
 
     @_guarded
     def on_progress(self, fields: dict[str, Any], worker: str = "") -> None:

@@ -250,7 +250,7 @@ async def test_a_start_is_superseded_without_leaving_a_process(tmp_path: Path) -
         second = c.start(0, "rollout", slow, weights(tmp_path))
         c.send(0, wire.LOAD_WEIGHTS, epoch=second, weights=weights(tmp_path, 1))
         third = await c.ready(0, "tool", run_spec(tmp_path))
-        c.send(0, wire.STOP_ROLE, epoch=third + 1)
+        c.send(0, wire.STOP_ROLE, epoch=third + 1, run_ends=False)
         report = await c.recorder.state(third + 1, "stopped")
         assert report["error"] is None
         assert [epoch for epoch, _ in c.recorder.states() if epoch in (first, second)] == []
@@ -265,7 +265,7 @@ async def test_stopping_a_role_fails_what_runs_and_closing_the_worker_ends_child
         epoch = await c.ready(0, "rollout", endless(tmp_path), weights(tmp_path))
         future = c.submit(0, rollout, rollout_request("g0m0", max_new=390))
         await until(lambda: len(c.plugin().bodies) == 1, "the body to run")
-        c.send(0, wire.STOP_ROLE, epoch=epoch)
+        c.send(0, wire.STOP_ROLE, epoch=epoch, run_ends=False)
         with pytest.raises(InfraError, match="being stopped"):
             await future
         await c.recorder.state(epoch, "stopped")

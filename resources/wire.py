@@ -54,7 +54,8 @@ EVENT = "libra-event"
 """``event`` and its fields: ``role`` (worker, role, state, version, error, given_up, and ``loads``, the version that a
 starting engine will look for), ``weights`` (worker, version, error), ``unbound`` (key, reason), ``lost`` (worker,
 role), ``residence`` (key, reason: its worker is lost, it was released and will not run again), ``alarm`` (where,
-error), ``progress`` (fields), ``replan`` (action, reason, and figures)."""
+error), ``progress`` (fields), ``replan`` (action, reason, and figures), ``kv_refused``
+(worker, reasons: {reason: how often more} KV was not loaded or not staged)."""
 
 # worker → worker, RPC
 KV_ENTRY = "libra_kv_entry"

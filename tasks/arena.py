@@ -47,7 +47,7 @@ class WorkerArena:
         self._held: _Held | None = None
         self._changing = asyncio.Lock()
         self.refused: Counter[str] = Counter()
-        """How often KV was not loaded or not staged by the worker's engines, by reason."""
+        """How often KV was not loaded or not staged by the run's engines here, by reason."""
 
     async def lend(self, run: str, layout: KVLayout, budget: int, version: int) -> None:
         """Have an arena for an engine of ``run`` with this layout, which has loaded weights of ``version``: the one
@@ -92,9 +92,10 @@ class WorkerArena:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def end(self, but: str | None = None) -> None:
-        """Free the arena, unless it is of the run ``but``."""
+        """Free the arena, and count anew, unless it is of the run ``but``."""
         async with self._changing:
             if self._held is not None and self._held.run != but:
+                self.refused.clear()
                 await self._end()
 
     def stats(self) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def _summary_so_far(metrics: Metrics) -> dict[str, Any]:
         "sampled_tokens": totals["sampled"],
         "failures": totals["failures"],
         "moves": totals["moves"],
+        "kv_refused": totals["kv_refused"],
         "skipped_groups": totals["groups"].get("skipped", 0),
         "dropped_groups": totals["groups"].get("unusable", 0) + totals["groups"].get("expired", 0),
         "staleness_max": max(map(int, totals["staleness"]), default=0),

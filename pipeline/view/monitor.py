@@ -50,6 +50,7 @@ class RunMonitor:
         self.failures: Counter[str] = Counter()
         self.groups: Counter[str] = Counter()
         self.moves: dict[str, dict[str, float]] = {}
+        self.kv_refused: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         self.heldout: list[Heldout] = []
         self.reward: float | None = None
@@ -78,6 +79,7 @@ class RunMonitor:
         self.failures.update(totals["failures"])
         self.groups.update(totals["groups"])
         self.moves = {way: dict(sums) for way, sums in totals["moves"].items()}
+        self.kv_refused.update(totals["kv_refused"])
         self.staleness.update({int(key): count for key, count in totals["staleness"].items()})
         self._ema, self._ema_weight = totals["ema"]
         self.idle = IdleAccount(self.start, totals["idle"])
@@ -102,6 +104,8 @@ class RunMonitor:
                 self.idle.worked(event)
             case happened.Moved():
                 self._moved(event)
+            case happened.KVRefused():
+                self.kv_refused.update(event.reasons)
             case happened.Load():
                 self._load = event.running
             case happened.WaitStarted():
@@ -187,6 +191,7 @@ class RunMonitor:
             "sampled_tokens": self.sampled,
             "failures": dict(self.failures),
             "moves": self.moves,
+            "kv_refused": dict(self.kv_refused),
             "skipped_groups": self.groups["skipped"],
             "dropped_groups": self.groups["unusable"] + self.groups["expired"],
             "staleness_max": self.staleness_max,
@@ -280,6 +285,7 @@ class RunMonitor:
             "failures": dict(self.failures),
             "groups": dict(self.groups),
             "moves": {way: dict(sums) for way, sums in self.moves.items()},
+            "kv_refused": dict(self.kv_refused),
             "staleness": {str(value): count for value, count in sorted(self.staleness.items())},
             "idle": idle,
             "ema": [self._ema, self._ema_weight],

@@ -260,11 +260,7 @@ class ArenaConnector(KVConnectorBase_V1):
         self._rank = get_tensor_model_parallel_rank()
         self._cache = rank_cache([tensor for _, tensor in ordered])
         device = ordered[0][1].device
-        # On a GPU the thread's copies follow a stream of its own, not what later steps put on the rank's.
-        own_stream = (
-            (lambda: torch.cuda.set_stream(torch.cuda.Stream(device))) if device.type == "cuda" else lambda: None
-        )
-        self._mover = Mover(self._save, own_stream)
+        self._mover = Mover(self._save, lambda: _own_stream(device))
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         for job in self._jobs_of_step().loads:
@@ -368,11 +364,17 @@ def _attached(arenas: dict[str, Arena], path: str, writable: bool) -> Arena | No
     return arenas[path]
 
 
+def _own_stream(device: torch.device) -> None:
+    """On a GPU, what the calling thread copies comes after a stream of its own, not after what later steps compute."""
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
 def _computed(cache: RankCache | None) -> torch.cuda.Event | None:
     """An event behind all that the calling rank has put on its GPU; None on a CPU, where that is done already."""
     if not isinstance(cache, DeviceCache):
         return None
-    event = torch.cuda.Event()
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -45,15 +46,19 @@ class Mover(Generic[Job]):
         self._thread.join()
 
     def _run(self) -> None:
-        self._begin()
+        broken = self._failure("the thread's beginning", self._begin)
         while (named := self._jobs.get()) is not None and not self._closing:
             name, job = named
-            error = None
-            try:
-                self._copy(job)
-            except Exception as failure:
-                # Told to whoever asks: a copy that failed costs a prefill later, not the engine now.
-                logger.exception("KV of %s was not staged", name)
-                error = f"{type(failure).__name__}: {failure}"
+            error = broken or self._failure(name, partial(self._copy, job))
             with self._lock:
                 self._ended[name] = error
+
+    def _failure(self, what: str, work: Callable[[], None]) -> str | None:
+        """What goes wrong with ``work``, logged, to be told: a copy that failed costs a prefill later, not the engine
+        now."""
+        try:
+            work()
+        except Exception as failure:
+            logger.exception("KV is not staged: %s failed", what)
+            return f"{type(failure).__name__}: {failure}"
+        return None

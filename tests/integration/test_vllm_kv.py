@@ -29,6 +29,7 @@ LENGTHS = (45, 77, 150)
 """None a multiple of the block size, 32."""
 GAP = 1e-4
 BUDGET = 16 * 2**20
+RUN = "0bad0cb1"
 
 
 class Instance:
@@ -43,7 +44,6 @@ class Instance:
     def start(self, weights: WeightVersion) -> None:
         config = EngineConfig(kind="vllm", slots=4, max_context=256)
         place = Place(tp=self.tp, arena=str(self.path))
-        vllm_setup.CONNECTOR_MODULE = "faulty_connector"
         self.engine = engine_class("vllm")(config, tokenizer_path=None, deterministic=False, place=place)
         self.engine.load(weights)
         assert self.engine.kv_layout is not None
@@ -88,12 +88,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Instance, I
     """Instances of TP degree 1 and 2 with the same weights."""
     folder = tmp_path_factory.mktemp("weights")
     weights = publish_model(folder, 0)
-    with ExitStack() as stack:
-        instances = []
-        for tp in (1, 2):
-            instances.append(Instance("0badcafe", f"tp{tp}", tp, weights))
-            stack.callback(instances[-1].close)
-        yield instances[0], instances[1], folder
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(vllm_setup, "CONNECTOR_MODULE", "faulty_connector")
+        yield *both(stack, "", weights), folder
+
+
+def both(stack: ExitStack, name: str, weights: WeightVersion) -> tuple[Instance, Instance]:
+    """Instances of TP degree 1 and 2."""
+    instances = []
+    for tp in (1, 2):
+        instances.append(Instance(RUN, f"{name}tp{tp}", tp, weights))
+        stack.callback(instances[-1].close)
+    return instances[0], instances[1]
 
 
 def ids(length: int, seed: int) -> NDArray[np.int32]:
@@ -108,19 +114,19 @@ def until(condition: Callable[[], bool], what: str) -> None:
     raise AssertionError(f"waited a minute for {what}")
 
 
-def reference(version: int, context: NDArray[np.int32], tokens: NDArray[np.int32]) -> Any:
+def reference(version: int, context: NDArray[np.int32], tokens: NDArray[np.int32], kv_heads: int) -> Any:
     """Logprobs of the whole distribution at each of ``tokens``, by the model itself, without any KV."""
     import torch
 
     both = torch.from_numpy(np.concatenate([context, tokens]).astype(np.int64))[None]
     with torch.inference_mode():
-        logits = vllm_model(version)(input_ids=both).logits[0, len(context) - 1 : -1]
+        logits = vllm_model(version, kv_heads)(input_ids=both).logits[0, len(context) - 1 : -1]
     return torch.log_softmax(logits, -1).numpy()
 
 
-def assert_unchanged(version: int, context: NDArray[np.int32], ended: Generated) -> None:
+def assert_unchanged(version: int, context: NDArray[np.int32], ended: Generated, kv_heads: int = 2) -> None:
     """What was sampled after a move is what the model says without one."""
-    expected = reference(version, context, ended.tokens)
+    expected = reference(version, context, ended.tokens, kv_heads)
     best = np.sort(expected, axis=-1)
     clear = best[:, -1] - best[:, -2] > GAP
     assert clear.sum() >= len(clear) // 2
@@ -200,7 +206,7 @@ def test_kv_of_another_layout_is_not_loaded(pair: tuple[Instance, Instance, Path
     assert layout is not None
     other = replace(layout, block_size=64) if field == "block_size" else replace(layout, page_format="vllm-cpu-vec512")
     context = ids(123, seed=5 + len(field))
-    owned = OwnedArena("0badcafe", field, other, BUDGET)
+    owned = OwnedArena(RUN, field, other, BUDGET)
     try:
         assert owned.arena is not None
         writing = owned.arena.begin(field, 0, context[:100])
@@ -274,3 +280,20 @@ def test_steps_go_on_while_kv_is_copied_and_new_weights_wait_for_it(pair: tuple[
     assert (instance.arena.weight_version, instance.arena.stats().entries, instance.arena.stats().writing) == (2, 0, 0)
     assert instance.arena.audit() == []
     assert_unchanged(2, context, instance.run("held", context, 20, stage=True))
+
+
+def test_one_kv_head_goes_from_one_rank_to_two_and_back(tmp_path: Path) -> None:
+    """Both ranks of the second instance hold the head, and one of them stages it."""
+    weights = publish_model(tmp_path, 0, kv_heads=1)
+    with ExitStack() as stack:
+        one, two = both(stack, "one-head-", weights)
+        context, first = turn(one, "there and back", 45)
+        second = two.run("there and back", context, 30, arenas=(str(one.path),), stage=True)
+        assert second.loaded >= 0.95 * first.staged
+        assert_unchanged(0, context, second, kv_heads=1)
+        context = np.concatenate([context, second.tokens, ids(5, seed=3)])
+        two.staged("there and back", 0, context)
+        third = one.run("there and back", context, 30, arenas=(str(two.path),))
+        assert third.loaded > 0  # beyond what it has itself
+        assert third.cached >= 0.95 * second.staged
+        assert_unchanged(0, context, third, kv_heads=1)

@@ -57,6 +57,16 @@ def test_a_copy_that_fails_is_told_and_the_next_goes_on(caplog: pytest.LogCaptur
     mover.close()
 
 
+def test_a_thread_that_cannot_begin_fails_every_job() -> None:
+    def begin() -> None:
+        raise RuntimeError("no device")
+
+    mover: Mover[int] = Mover(lambda job: None, begin)
+    mover.add("0", 0)
+    assert ended(mover, 1) == {"0": "RuntimeError: no device"}
+    mover.close()
+
+
 @pytest.mark.parametrize("others", [0, 5])
 def test_closing_ends_the_thread_after_the_copy_that_it_is_at(others: int) -> None:
     begun, gate, copied = threading.Event(), threading.Event(), []

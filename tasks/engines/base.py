@@ -37,7 +37,8 @@ class EngineConfig(Config):
     """Threads of the engine process."""
     kv_arena: Bytes = Field(default=0, ge=0)
     """Bytes of shared memory on each rollout worker in which KV is staged, so that a trajectory that moves to another
-    instance takes its KV along; 0: none is. Only engines that can stage (``vllm``)."""
+    instance takes its KV along; 0: none is. They are taken until the run ends, whatever role the worker has later. Only
+    engines that can stage (``vllm``)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind."""
 

@@ -314,7 +314,9 @@ class Core:
                 pass
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
-                core.meter.steps += 1
+                # While KV is copied beside them, EngineCore makes steps without any request.
+                if iteration_stats is not None or (scheduler_stats is not None and scheduler_stats.num_running_reqs):
+                    core.meter.steps += 1
                 if iteration_stats is not None:
                     core.meter.sampled += iteration_stats.num_generation_tokens
                 core._moved.set()

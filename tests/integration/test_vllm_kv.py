@@ -3,6 +3,8 @@ what is sampled."""
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +18,11 @@ import pytest
 from numpy.typing import NDArray
 from vllm_parts import VLLM, VOCAB, publish_model, vllm_model
 
+from libra.resources.errors import InfraError
 from libra.resources.kv.arena import Arena
 from libra.resources.kv.entries import Entry, Refused, Writing
 from libra.resources.kv.ownership import OwnedArena, arena_path
+from libra.resources.kv.records import WRITING
 from libra.resources.types import WeightVersion
 from libra.tasks.engines import vllm_setup
 from libra.tasks.engines.base import EngineConfig, Generated, GenerateRequest, Place
@@ -280,6 +284,28 @@ def test_steps_go_on_while_kv_is_copied_and_new_weights_wait_for_it(pair: tuple[
     assert (instance.arena.weight_version, instance.arena.stats().entries, instance.arena.stats().writing) == (2, 0, 0)
     assert instance.arena.audit() == []
     assert_unchanged(2, context, instance.run("held", context, 20, stage=True))
+
+
+def test_what_a_killed_engine_was_copying_is_freed_and_what_is_whole_stays(
+    pair: tuple[Instance, Instance, Path],
+) -> None:
+    instance = pair[0]
+    version, context = instance.arena.weight_version, ids(50, seed=30)
+    instance.run("whole", context, stage=True)
+    instance.staged("whole", version, context)
+    instance.run("held for ever", ids(51, seed=31), stage=True)
+    (slot,) = instance.arena.segment.in_state(WRITING)
+    writers = set(instance.arena.segment.slots["writers"]["pid"][slot].tolist()) - {0}
+    assert writers
+    assert instance.arena.reap() == 0  # they live
+    for pid in writers:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: instance.arena.reap() == 1, "its writers to be dead")
+    assert instance.arena.stats().writing == 0
+    assert instance.arena.audit() == []
+    instance.staged("whole", version, context)
+    with pytest.raises(InfraError, match="vLLM is dead"):
+        until(lambda: instance.engine.check() is not None, "the engine to notice")
 
 
 def test_one_kv_head_goes_from_one_rank_to_two_and_back(tmp_path: Path) -> None:

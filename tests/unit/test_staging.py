@@ -99,7 +99,7 @@ def test_why_kv_is_not_used_is_counted_beside_what_the_arena_holds(staging: Stag
         staging.count(reasons)
     assert staging.lender.stats()["kv_refused"] == {"layout": 2, "version": 1}
     asyncio.run(staging.lender.end())
-    assert staging.lender.stats() == {"kv_refused": {"layout": 2, "version": 1}}
+    assert staging.lender.stats() == {}  # of another run nothing has been counted
 
 
 def used(staging: Staging) -> int:

@@ -99,6 +99,12 @@ class RetriesConfig(Config):
     """Retries of one trajectory."""
     consecutive_infra: int = Field(default=50, ge=1)
     """Infrastructure failures in a row, over the whole run, that stop it once a trajectory has used up its retries."""
+    restarts: int = Field(default=5, ge=0)
+    """Failures in a row of one worker's role (its engine died, did not start …) that it is started again after."""
+    backoff: Positive = 0.5
+    """Wait before the first of these restarts; doubled each time."""
+    backoff_most: Positive = 30.0
+    """Longest of these waits."""
 
 
 class EvalConfig(Config):
@@ -181,6 +187,8 @@ class DeadlinesConfig(Config):
     """One evaluation."""
     step: Positive = 900.0
     """The run: without any finished segment, reward or step."""
+    drain: Positive = 60.0
+    """A worker that changes its role: until what runs on it has ended, or was cut short and goes on elsewhere."""
     stop: Positive = 15.0
     """Ending roles and processes."""
 

@@ -133,14 +133,10 @@ def _read_nvml(node: str, specs: Iterable[HardwareSpec], nvml: Any) -> Inventory
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
     devices: list[Device] = []
     hardware: dict[str, HardwareSpec] = {}
-    domains = _nvlink_domains(handles, nvml)
+    domains = nvlink_domains(handles, nvml)
     for index, handle in enumerate(handles):
         name = _text(nvml.nvmlDeviceGetName(handle))
-        if _mig_enabled(handle, nvml):
-            raise ClusterError(
-                f"GPU {index} of {node} ({name}) is in MIG mode: engines and ranks need whole GPUs. Disable MIG on it "
-                "(nvidia-smi -mig 0) or leave it out with CUDA_VISIBLE_DEVICES and a cluster written by hand"
-            )
+        refuse_mig(handle, index, node, nvml)
         memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
         spec = _match(name, specs, node, index)
         spec = spec.model_copy(update={"memory_mib": memory / 2**20, "gpus_per_node": count})
@@ -156,15 +152,21 @@ def replace_memory(spec: HardwareSpec, memory_bytes: int) -> HardwareSpec:
     return spec.model_copy(update={"memory_mib": memory_bytes / 2**20})
 
 
-def _mig_enabled(handle: Any, nvml: Any) -> bool:
+def refuse_mig(handle: Any, index: int, node: str, nvml: Any) -> None:
+    """`ClusterError` if the GPU is in MIG mode."""
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError:
-        return False  # the device has no MIG
-    return bool(current)
+        return  # the device has no MIG
+    if current:
+        name = _text(nvml.nvmlDeviceGetName(handle))
+        raise ClusterError(
+            f"GPU {index} of {node} ({name}) is in MIG mode: engines and ranks need whole GPUs. Disable MIG on it "
+            "(nvidia-smi -mig 0) or leave it out with CUDA_VISIBLE_DEVICES and a cluster written by hand"
+        )
 
 
-def _nvlink_domains(handles: list[Any], nvml: Any) -> list[int]:
+def nvlink_domains(handles: list[Any], nvml: Any) -> list[int]:
     """A domain number a device: those that NVLink joins share one; without NVLink each is alone."""
     domain = list(range(len(handles)))
     for i in range(len(handles)):

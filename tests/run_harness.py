@@ -93,6 +93,7 @@ class RunProcess:
     def __init__(self, config: dict[str, Any], *, resume: bool = False) -> None:
         self.folder = Path(config["run_dir"])
         self.mark = secrets.token_hex(8)
+        self._there_before = set(SHARED_MEMORY.glob("libra-*"))
         file = self.folder.with_name(f"{self.folder.name}.yaml")
         file.write_text(yaml.safe_dump(config))
         self.log = self.folder.with_name(f"{self.folder.name}-{self.mark}.log")
@@ -207,13 +208,15 @@ class RunProcess:
             time.sleep(0.05)
 
     def shared_memory(self) -> list[Path]:
-        """What the run's driver owns in shared memory."""
-        owned = []
+        """What the run's driver owns in shared memory, and what has come up since its start that nobody living owns
+        (what its workers had)."""
+        found = []
         for directory in SHARED_MEMORY.glob("libra-*"):
             holder = Holder.read(directory / OWNER_FILE)
-            if holder is not None and holder.pid == self.process.pid:
-                owned.append(directory)
-        return owned
+            orphaned = directory not in self._there_before and (holder is None or not psutil.pid_exists(holder.pid))
+            if orphaned or (holder is not None and holder.pid == self.process.pid):
+                found.append(directory)
+        return found
 
 
 def steps_done(folder: Path) -> int:

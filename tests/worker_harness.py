@@ -12,6 +12,7 @@ import numpy as np
 from child_parts import run_spec
 from dask import config
 from distributed import Client, Future, Scheduler, SchedulerPlugin, Worker
+from distributed.deploy.subprocess import SubprocessWorker
 from distributed.protocol.pickle import dumps
 
 from libra.resources import wire
@@ -51,16 +52,18 @@ class Recorder(SchedulerPlugin):
     def states(self) -> list[tuple[int, str]]:
         return [(a["epoch"], a["state"]) for a in self.answers if a["op"] == wire.ROLE_STATE]
 
-    async def state(self, epoch: int, state: str) -> dict[str, Any]:
+    async def state(self, epoch: int, state: str, seconds: float = WAIT) -> dict[str, Any]:
         """The report that the role of ``epoch`` is in ``state``; any other end of it is a failure of the test."""
 
         def find() -> dict[str, Any] | None:
             for answer in self.answers:
-                if answer["op"] == wire.ROLE_STATE and answer["epoch"] == epoch and answer["state"] == state:
-                    return answer
+                if answer["op"] == wire.ROLE_STATE and answer["epoch"] == epoch:
+                    if answer["state"] == state:
+                        return answer
+                    assert answer["state"] != "failed", answer
             return None
 
-        await until(lambda: find() is not None, f"epoch {epoch} to be {state}; seen: {self.answers}")
+        await until(lambda: find() is not None, f"epoch {epoch} to be {state}; seen: {self.answers}", seconds)
         found = find()
         assert found is not None
         return found
@@ -127,14 +130,24 @@ async def cluster(workers: int = 1, **worker_options: Any) -> AsyncIterator[Clus
             yield Cluster(scheduler, started, client, recorder)
 
 
-async def until(condition: Callable[[], Any], what: str) -> None:
+async def until(condition: Callable[[], Any], what: str, seconds: float = WAIT) -> None:
     """Wait for a condition. The test fails, naming ``what``, if it does not come true."""
     try:
-        async with asyncio.timeout(WAIT):
+        async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        raise AssertionError(f"waited {WAIT:g} s for {what}") from None
+        raise AssertionError(f"waited {seconds:g} s for {what}") from None
+
+
+@asynccontextmanager
+async def worker_process(c: Cluster, worker_class: str) -> AsyncIterator[str]:
+    """A worker in a process of its own, with or without a nanny, beside the cluster's own; its address."""
+    options = {"nthreads": 4, "name": "own", "host": "127.0.0.1", "dashboard": False}
+    worker = SubprocessWorker(c.scheduler.address, worker_class=worker_class, name="own", worker_kwargs=options)
+    async with worker:
+        await asyncio.wait_for(c.client.wait_for_workers(len(c.workers) + 1), WAIT)
+        yield next(ws.address for ws in c.scheduler.workers.values() if ws.name == "own")
 
 
 def weights(folder: Path, version: int = 0) -> dict[str, Any]:
@@ -143,4 +156,4 @@ def weights(folder: Path, version: int = 0) -> dict[str, Any]:
     return {"version": published.version, "path": published.path, "digest": published.digest}
 
 
-__all__ = ["Cluster", "Recorder", "cluster", "run_spec", "until", "weights"]
+__all__ = ["Cluster", "Recorder", "cluster", "run_spec", "until", "weights", "worker_process"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from libra.resources.types import RequestRecord
+from libra.resources.types import Plan, RequestRecord
+from libra.scheduler_plugin.planner import Planner
 
 
 def records(count: int, seed: int = 0, mean: float = 8000.0, tools: bool = True) -> list[RequestRecord]:
@@ -22,3 +23,18 @@ def records(count: int, seed: int = 0, mean: float = 8000.0, tools: bool = True)
         chain = [(part, part if t < turns - 1 and tools else 0, float(waits[t])) for t in range(turns)]
         found.append(RequestRecord.from_turns(f"g0m{i}", 200, chain))
     return found
+
+
+def checked_plan(plan: Plan, planner: Planner) -> None:
+    """A plan fits its inventory: every device is named once, or idle, and placements are what the plan says."""
+    used = [device for placement in plan.placements for device in placement.devices]
+    assert len(used) == len(set(used))
+    assert set(used) | set(plan.idle) == {d.id for d in planner.inventory.devices}
+    assert not set(used) & set(plan.idle)
+    node = {d.id: d.node for d in planner.inventory.devices}
+    for placement in plan.placements:
+        assert placement.size == len(placement.devices)
+        assert len({node[device] for device in placement.devices}) == 1
+    trained = sum(p.size for p in plan.placements if p.role == "train")
+    assert trained == plan.strategy.gpus
+    assert sum(p.size for p in plan.placements if p.role != "train") == plan.rollout_gpus

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--cluster", help="A shipped cluster, or a cluster file (conf/cluster); 'nvml' asks this machine's driver."
 )
 @click.option("--gpus", type=click.IntRange(min=2), help="With --hardware, instead of --cluster: number of devices.")
-@click.option("--hardware", default="a800_80g", show_default=True, help="With --gpus: kind of device.")
+@click.option("--hardware", help="With --gpus: kind of device (a800_80g when not given).")
 @click.option("--profile", help="A profile (conf/profiles) that replaces derived costs.")
 @click.option(
     "--trainer", default="megatron", show_default=True, help="Only strategies that it can launch are offered."
@@ -38,14 +38,19 @@ if TYPE_CHECKING:
 @click.option(
     "--simulate", "seconds", default=0.0, help="Seconds to simulate the best plans for, to choose among them."
 )
-@click.option("--explain", is_flag=True, help="List every node of the training tree, kept or pruned, with its reason.")
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="List every node of the training tree, kept or pruned, with its reason, for every number of devices.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def plan(
-    model: str, cluster: str | None, gpus: int | None, hardware: str, profile: str | None, trainer: str,
+    model: str, cluster: str | None, gpus: int | None, hardware: str | None, profile: str | None, trainer: str,
     lengths: str | None, requests: int, mean: float, alpha: int, seed: int, slots: int, split_prefill: bool,
     seconds: float, explain: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Plan a cluster: how many devices train and how many roll out, and how."""
+    from libra.pipeline.commands.plan_close import close_plans, close_strategies, explained
     from libra.pipeline.commands.plan_view import show
     from libra.resources.calibration import load_profile
     from libra.resources.specs import load_model
@@ -63,29 +68,33 @@ def plan(
         found = rescore(planner, records, alpha=alpha, seconds=seconds)
         chosen = found.plan
         simulated = {"plans": found.count, "seconds": found.seconds, "seconds_of_predicted_best": found.predicted}
-    nodes = planner.train_tree(planner.inventory.spec(chosen.train_kind), records).expand(chosen.strategy.gpus)
+    plans, strategies = close_plans(planner, records, chosen), close_strategies(planner, records, chosen)
+    trees = explained(planner, records, None if explain else chosen)
     if as_json:
-        data = chosen.to_plain() | {"simulated": simulated}
-        if explain:
-            data["tree"] = [
-                {"level": n.level, "degrees": n.degrees, "kept": n.kept, "reason": n.reason, "seconds": n.seconds}
-                for n in nodes
-            ]
+        data = chosen.to_plain() | {
+            "simulated": simulated,
+            "remarks": list(planner.model.remarks),
+            "close": {"plans": [p.to_plain() for p in plans], "strategies": [s.to_plain() for s in strategies]},
+            "trees": [tree.to_plain() for tree in trees],
+        }
         click.echo(json.dumps(data))
         return
-    show(planner, chosen, records, nodes if explain else [], simulated)
+    show(planner, chosen, records, [*plans, *strategies], trees if explain else [], simulated)
 
 
-def _inventory(cluster: str | None, gpus: int | None, hardware: str) -> Inventory:
+def _inventory(cluster: str | None, gpus: int | None, hardware: str | None) -> Inventory:
     from libra.resources.inventory import from_cluster, from_nvml, uniform
     from libra.resources.specs import load_hardware
 
     if cluster and gpus:
         raise ConfigError(f"--cluster {cluster} and --gpus {gpus} both say what there is; give one of them")
+    if hardware and not gpus:
+        what = f"--cluster {cluster} says" if cluster else "the cluster says"
+        raise ConfigError(f"--hardware {hardware} goes with --gpus N; without it {what} what devices there are")
     if cluster == "nvml":
         return from_nvml()
     if gpus:
-        return uniform(load_hardware(hardware), gpus)
+        return uniform(load_hardware(hardware or "a800_80g"), gpus)
     return from_cluster(cluster or "a800_48")
 
 

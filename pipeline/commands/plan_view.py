@@ -9,15 +9,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
+from libra.pipeline.commands.plan_close import Close, Explained
 from libra.resources.types import Plan, RequestRecord
-from libra.scheduler_plugin.planner import Node, Planner
+from libra.scheduler_plugin.planner import Planner
+from libra.scheduler_plugin.planner.tree import LEVELS
 
 _BAR = 60
 
 
 def show(
-    planner: Planner, plan: Plan, records: Sequence[RequestRecord], nodes: Sequence[Node], simulated: dict[str, Any]
-) -> None:
+    planner: Planner, plan: Plan, records: Sequence[RequestRecord], close: Sequence[Close], trees: Sequence[Explained],
+    simulated: dict[str, Any],
+) -> None:  # fmt: skip
     """Print everything about ``plan`` that a person may want to know."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -37,9 +40,13 @@ def show(
         )
     for other in plan.alternatives:
         console.print(f"  close: {other.what}, {other.seconds:.1f} s ({other.reason})")
+    for runner_up in close:
+        console.print(f"  close: {runner_up}")
     console.print(f"costs: {plan.provenance}")
-    if nodes:
-        console.print(_tree(plan, nodes))
+    for remark in planner.model.remarks:
+        console.print(f"note on {planner.model.name}: {remark}")
+    for tree in trees:
+        console.print(_tree(plan, tree))
 
 
 def _table(plan: Plan) -> Table:
@@ -109,18 +116,16 @@ def _why(plan: Plan) -> str:
     return f"why: {text}. A step is bound by {bound}; both sides as even as the devices allow."
 
 
-def _tree(plan: Plan, nodes: Sequence[Node]) -> Tree:
-    root = Tree(f"training strategies for {plan.strategy.gpus} devices")
-    order = {"TP": 0, "EP": 1, "PP": 2, "DP": 3}
+def _tree(plan: Plan, explained: Explained) -> Tree:
+    chosen_here = (explained.kind, explained.gpus) == (plan.train_kind, plan.strategy.gpus)
+    note = " (the plan's)" if chosen_here else ""
+    root = Tree(f"training strategies for {explained.gpus} {explained.kind}{note}")
     path = [root]
-    degrees = (plan.strategy.tp, plan.strategy.ep, plan.strategy.pp, plan.strategy.dp)
-    for node in nodes:
-        depth = order[node.level]
-        degree = node.degrees[depth]
+    for node in explained.nodes:
+        depth = LEVELS.index(node.level)
         seconds = "" if node.seconds is None else f" {node.seconds:.1f} s"
-        best = node.strategy is not None and node.degrees == degrees
-        chosen = " ← chosen" if best else ""
+        best = chosen_here and node.level == "RC" and node.strategy == plan.strategy
         sign = "[green]kept[/green]" if node.kept else "[red]cut[/red]"
         del path[depth + 1 :]
-        path.append(path[-1].add(f"{node.level} {degree} {sign}{seconds}: {node.reason}{chosen}"))
+        path.append(path[-1].add(f"{node.label} {sign}{seconds}: {node.reason}{' ← chosen' if best else ''}"))
     return root

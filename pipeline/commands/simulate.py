@@ -4,7 +4,7 @@ side with simulated ones."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -17,18 +17,22 @@ from libra.resources.errors import ConfigError
 @click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds; the scenario's own when not given.")
 @click.option("--profile", help="A profile (libra profile) that replaces derived costs.")
 @click.option("--correct", is_flag=True, help="A run: correct costs by its first half, compare the second.")
+@click.option("--quick", is_flag=True, help="'paper': one seed and short runs, some seconds instead of minutes.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write an offline report there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def simulate(
-    scenario: str, seeds: int | None, profile: str | None, correct: bool, html: str | None, as_json: bool
+    scenario: str, seeds: int | None, profile: str | None, correct: bool, quick: bool, html: str | None, as_json: bool
 ) -> None:
     """Simulate SCENARIO: a YAML file or a shipped one (drift, small); the folder of a run: that run, simulated step
     times beside the real ones; 'paper': the published experiments; 'jobs': several runs that share a cluster."""
     from rich.console import Console
 
     from libra.pipeline.simulate.jobs import example
-    from libra.pipeline.simulate.pages import comparison_page, comparison_rows, paper_page, replay_page, shared_page
+    from libra.pipeline.simulate.pages import comparison_page, comparison_rows, replay_page, shared_page
     from libra.pipeline.simulate.paper import experiments
+    from libra.pipeline.simulate.paper.experiments import QUICK
+    from libra.pipeline.simulate.paper.page import paper_page
+    from libra.pipeline.simulate.paper.runs import Size
     from libra.pipeline.simulate.replay import is_run, read_recording, replay
     from libra.pipeline.simulate.scenario import load_scenario
     from libra.pipeline.simulate.tables import comparison_table, paper_table, replay_table, shared_table
@@ -37,15 +41,18 @@ def simulate(
 
     if profile and scenario in ("paper", "jobs"):
         raise ConfigError(f"--profile {profile}: {scenario!r} brings its own costs; leave it out")
+    if quick and scenario != "paper":
+        raise ConfigError(f"--quick shortens the published experiments; for {scenario!r} give fewer --seeds or steps")
     log = Console(stderr=True, highlight=False)
     console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=160)
     if scenario == "paper":
-        figures = experiments(seeds or 3, log.print)
+        size = replace(QUICK if quick else Size(), **({"seeds": seeds} if seeds else {}))
+        paper = experiments(size, log.print)
         if as_json:
-            click.echo(json.dumps([figure.to_plain() for figure in figures]))
+            click.echo(json.dumps([figure.to_plain() for figure in paper.figures]))
         else:
-            console.print(paper_table(figures))
-        page = paper_page(figures) if html else ""
+            console.print(paper_table(paper))
+        page = paper_page(paper) if html else ""
     elif scenario == "jobs":
         shared = example(seeds or 3)
         if as_json:

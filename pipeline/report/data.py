@@ -96,6 +96,8 @@ def _summary_so_far(metrics: Metrics) -> dict[str, Any]:
         "failures": totals["failures"],
         "moves": totals["moves"],
         "kv_refused": totals["kv_refused"],
+        "restarts": totals["restarts"],
+        "outages": totals["outages"],
         "skipped_groups": totals["groups"].get("skipped", 0),
         "dropped_groups": totals["groups"].get("unusable", 0) + totals["groups"].get("expired", 0),
         "staleness_max": max(map(int, totals["staleness"]), default=0),

@@ -136,7 +136,7 @@ def staleness_and_speed(data: ReportData) -> str:
 
 
 def endings(data: ReportData) -> str:
-    """Tables of ends, failures, groups, moves and KV that was not used."""
+    """Tables of ends, failures, groups, moves, KV that was not used, and outages."""
     total = sum(data.trajectories.ends.values())
     ends = {name: f"{count:,} ({100 * count / total:.0f} %)" for name, count in data.trajectories.ends.most_common()}
     failures = {name: f"{count:,}" for name, count in (data.summary.get("failures") or {}).items()}
@@ -152,7 +152,30 @@ def endings(data: ReportData) -> str:
     if refused := data.summary.get("kv_refused"):
         rows = {reason: f"{count:,}" for reason, count in sorted(refused.items())}
         tables.append(("KV not loaded, or not staged, by reason", _table(rows)))
-    return _pair(tables)
+    return _pair(tables) + _outages(data)
+
+
+def _outages(data: ReportData) -> str:
+    """Every worker that lost its role, why, and when it was back."""
+    outages = data.summary.get("outages") or []
+    if not outages:
+        return ""
+    rows = [
+        "<tr>"
+        f"<td>{_html(outage['worker'])}</td><td>{_html(outage['role'])}</td>"
+        f'<td class="n">{outage["at"]:,.0f} s</td><td class="n">{_back(outage["seconds"])}</td>'
+        f"<td>{_html(outage['reason'] or 'no reason given')}</td>"
+        "</tr>"
+        for outage in outages
+    ]
+    count = int(data.summary["restarts"])
+    title = "workers that lost their role" + (f" (the first {len(rows)} of {count:,})" if count > len(rows) else "")
+    head = "<tr><th>worker</th><th>role</th><th>at</th><th>back after</th><th>why</th></tr>"
+    return f"<h3>{_html(title)}</h3><table>{head}{''.join(rows)}</table>"
+
+
+def _back(seconds: float | None) -> str:
+    return "never" if seconds is None else f"{seconds:,.1f} s"
 
 
 def _moves(moves: Mapping[str, Mapping[str, float]]) -> dict[str, str]:

@@ -5,6 +5,7 @@ Invariant: a client that comes from here was checked: its scheduler has the plug
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from distributed import Client
 
 from libra.pipeline.config import RunConfig
 from libra.resources.cluster.attach import attached, check
+from libra.resources.cluster.devices import Gpu, deal, gpus_here
 from libra.resources.cluster.local import LibraLocalCluster
 from libra.resources.tags import Role
 
@@ -44,11 +46,13 @@ async def connected(config: RunConfig, client: Client | None, logs: Path) -> Asy
 
 
 def local_cluster(config: RunConfig, logs: Path) -> LibraLocalCluster:
-    """The local cluster that ``config`` asks for, not started yet."""
+    """The local cluster that ``config`` asks for, not started yet. `ClusterError` if this machine has GPUs, but fewer
+    than its instances want."""
     slots: dict[Role, int] = {"rollout": config.cluster.rollout_slots, "tool": config.cluster.tool_slots}
     return LibraLocalCluster(
         config.workers,
         slots=slots,
+        gpus=_gpus(config),
         host=config.cluster.host,
         dashboard=config.cluster.dashboard,
         logs=logs,
@@ -56,3 +60,12 @@ def local_cluster(config: RunConfig, logs: Path) -> LibraLocalCluster:
         stop_seconds=config.deadlines.stop,
         asynchronous=True,
     )
+
+
+def _gpus(config: RunConfig) -> dict[str, tuple[Gpu, ...]]:
+    """Each instance's own GPUs, as many as its TP degree, on a machine that has any; other kinds than vLLM use none.
+    Instances take the buckets in the order of their names (`libra.scheduler_plugin.assignment`)."""
+    if config.engine.kind != "vllm" or not (here := gpus_here(os.environ)):
+        return {}
+    degrees = [bucket.tp for bucket in config.buckets for _ in range(bucket.instances)]
+    return deal({f"rollout-{number}": tp for number, tp in enumerate(degrees)}, here)

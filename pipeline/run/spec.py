@@ -25,6 +25,12 @@ def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
         policy=config.policy.options(),
         learn_from=[str(Path(name).absolute()) for name in config.policy.learn_from],
         learn_keep=config.policy.learn_keep,
+        pool={
+            "restarts": config.retries.restarts,
+            "backoff": config.retries.backoff,
+            "backoff_most": config.retries.backoff_most,
+            "drain": config.deadlines.drain,
+        },
         planner=config.planner.model_dump(mode="json") if config.planner.enabled else {},
         tokenizer=str(tokenizer.absolute()),
         buckets=[[b.tp, b.max_context, b.instances] for b in config.buckets],

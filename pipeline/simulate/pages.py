@@ -10,7 +10,6 @@ from html import escape
 from typing import Any
 
 from libra.pipeline.simulate.jobs import Shared
-from libra.pipeline.simulate.paper import Figure
 from libra.pipeline.simulate.replay import Replay
 from libra.pipeline.simulate.scenario import Scenario
 from libra.pipeline.simulate.variants import Compared
@@ -23,7 +22,7 @@ auto;padding:0 1rem} table{border-collapse:collapse;width:100%;margin:1rem 0}th,
 .6rem;border-bottom:1px solid var(--line);text-align:left}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}small,p{color:var(--soft)}svg{width:100%;height:auto} svg
 text{fill:var(--ink);font:12px system-ui,sans-serif}svg rect{fill:var(--bar)}svg line{stroke:var(--ink)} svg
-polyline{fill:none;stroke:var(--bar);stroke-width:1.6}.derived{color:#1d8a4e}.tuned{color:#b7791f}.not{color:#c0392b}
+polyline{fill:none;stroke:var(--bar);stroke-width:1.6}
 """
 _COLOURS = (
     "#3867d6",
@@ -93,25 +92,6 @@ def replay_page(replayed: Replay) -> str:
         + f"<table><tr><th>step<th class=n>real s<th class=n>simulated s<th class=n>error</tr>{rows}</table>"
     )
     return _page(f"{name} replayed", body)
-
-
-def paper_page(figures: Sequence[Figure]) -> str:
-    """Published figures beside simulated ones."""
-    rows = "".join(
-        f"<tr><td>{escape(f.name)}</td><td class=n>{f.published:g} {escape(f.unit)}</td>"
-        f"<td class=n>{'–' if f.simulated is None else f'{f.simulated:.4g}'}"
-        f"{f' ± {f.spread:.2g}' if f.spread else ''}</td><td class={f.status.split()[0]}>{escape(f.status)}</td>"
-        f"<td><small>{escape(f.remark)}</small></td></tr>"
-        for f in figures
-    )
-    ladder = [(f.name, f.simulated, f.spread) for f in figures if f.group == "ablation" and f.simulated is not None]
-    body = (
-        "<h1>Published figures beside simulated ones</h1><p><b>derived</b>: follows from the cost model unfitted. "
-        "<b>tuned</b>: a free parameter was set to meet it. <b>not reproduced</b>: and why.</p>"
-        "<table><tr><th>figure<th class=n>published<th class=n>simulated<th>status<th>remark</tr>"
-        f"{rows}</table><h2>Ablation, simulated</h2>{_bars(ladder, 'tokens/s/GPU')}"
-    )
-    return _page("published and simulated", body)
 
 
 def shared_page(shared: Sequence[Shared]) -> str:

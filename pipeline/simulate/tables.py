@@ -8,7 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from libra.pipeline.simulate.jobs import Shared
-from libra.pipeline.simulate.paper import Figure
+from libra.pipeline.simulate.paper import Paper
+from libra.pipeline.simulate.paper.page import simulated_text
 from libra.pipeline.simulate.replay import Replay
 from libra.pipeline.simulate.scenario import Scenario
 from libra.pipeline.simulate.variants import Compared
@@ -31,16 +32,15 @@ def comparison_table(scenario: Scenario, results: Sequence[Compared]) -> Table:
     return table
 
 
-def paper_table(figures: Sequence[Figure]) -> Table:
-    """Published beside simulated."""
-    table = Table(title="published figures beside simulated ones", box=None)
+def paper_table(paper: Paper) -> Table:
+    """Published beside simulated, with the status of each figure."""
+    counts = ", ".join(f"{paper.count(status)} {status}" for status in ("derived", "tuned", "not reproduced"))
+    table = Table(title=f"published figures beside simulated ones: {counts}", box=None)
     for column in ("figure", "published", "simulated", "status", "remark"):
         table.add_column(column, justify="right" if column in ("published", "simulated") else "left")
-    for f in figures:
-        simulated = (
-            "–" if f.simulated is None else f"{f.simulated:.4g} ± {f.spread:.2g}" if f.spread else f"{f.simulated:.4g}"
-        )
-        table.add_row(escape(f.name), f"{f.published:g} {f.unit}", simulated, f.status, escape(f.remark))
+    for f in paper.figures:
+        published = f"{f.published.value:,g} {f.published.unit}"
+        table.add_row(escape(f.name), published, simulated_text(f), f.status, escape(f.remark))
     return table
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from libra.pipeline.view import events as happened
 from libra.pipeline.view.idle import IdleAccount, Seconds, difference, shares
+from libra.pipeline.view.restarts import Restarts
 
 EMA_DECAY = 0.8
 RECENT = 1024
@@ -51,6 +52,7 @@ class RunMonitor:
         self.groups: Counter[str] = Counter()
         self.moves: dict[str, dict[str, float]] = {}
         self.kv_refused: Counter[str] = Counter()
+        self.restarts = Restarts()
         self.staleness: Counter[int] = Counter()
         self.heldout: list[Heldout] = []
         self.reward: float | None = None
@@ -80,6 +82,7 @@ class RunMonitor:
         self.groups.update(totals["groups"])
         self.moves = {way: dict(sums) for way, sums in totals["moves"].items()}
         self.kv_refused.update(totals["kv_refused"])
+        self.restarts.restore(totals["restarts"], totals["outages"])
         self.staleness.update({int(key): count for key, count in totals["staleness"].items()})
         self._ema, self._ema_weight = totals["ema"]
         self.idle = IdleAccount(self.start, totals["idle"])
@@ -97,6 +100,7 @@ class RunMonitor:
                 self.progress = event
             case happened.RoleChanged():
                 self.roles[event.worker] = event
+                self.restarts.role_changed(event, self.wall_seconds)
             case happened.InFlight():
                 self.idle.in_flight(event)
             case happened.Worked():
@@ -124,6 +128,8 @@ class RunMonitor:
                 return self._evaluation(event)
             case happened.Failed():
                 self.failures[f"{event.kind} retried" if event.retried else event.kind] += 1
+                if event.kind == "worker":
+                    self.restarts.worker_gone(event.what, event.reason, self.wall_seconds)
             case happened.RunEnded():
                 self.outcome, self.error, self.extra = event.outcome, event.error, dict(event.extra)
             case happened.Note():
@@ -192,6 +198,8 @@ class RunMonitor:
             "failures": dict(self.failures),
             "moves": self.moves,
             "kv_refused": dict(self.kv_refused),
+            "restarts": self.restarts.count,
+            "outages": self.restarts.plain(),
             "skipped_groups": self.groups["skipped"],
             "dropped_groups": self.groups["unusable"] + self.groups["expired"],
             "staleness_max": self.staleness_max,
@@ -286,6 +294,8 @@ class RunMonitor:
             "groups": dict(self.groups),
             "moves": {way: dict(sums) for way, sums in self.moves.items()},
             "kv_refused": dict(self.kv_refused),
+            "restarts": self.restarts.count,
+            "outages": self.restarts.plain(),
             "staleness": {str(value): count for value, count in sorted(self.staleness.items())},
             "idle": idle,
             "ema": [self._ema, self._ema_weight],

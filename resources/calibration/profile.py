@@ -33,6 +33,12 @@ class Provenance(Config):
     """Values measured, by dimension."""
     residuals: dict[str, float] = Field(default_factory=dict)
     """Mean absolute relative error, by fit; held-out where the name says so."""
+    fitted: dict[str, str] = Field(default_factory=dict)
+    """Of a published profile: rows that follow from published points, and from which."""
+    interpolated: tuple[str, ...] = ()
+    """Rows between fitted ones, without a point of their own."""
+    derived: tuple[str, ...] = ()
+    """Columns that come from the specs, not from the source."""
     remarks: str = ""
 
 

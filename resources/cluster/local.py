@@ -13,7 +13,7 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from distributed.core import Status
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import SpecCluster
 
+from libra.resources.cluster.devices import Gpu, environment_of
 from libra.resources.cluster.processes import GUARD, Place, SchedulerProcess, WorkerProcess
 from libra.resources.errors import ClusterError
 from libra.resources.tags import ROLES, Role, capability
@@ -34,9 +35,10 @@ SLOTS: dict[Role, int] = {"rollout": 512, "tool": 64, "reward": 16, "train": 1}
 
 
 class LibraLocalCluster(SpecCluster):
-    """``workers``: how many of each role. ``slots``: tasks at once by role, where `SLOTS` shall not hold. ``logs``:
-    folder for the processes' output (None: a temporary one, gone with the cluster). ``preload``: the module that
-    registers the scheduler plugin. ``asynchronous`` as in Dask.
+    """``workers``: how many of each role; they are called ``rollout-0``, ``rollout-1``, … ``slots``: tasks at once by
+    role, where `SLOTS` shall not hold. ``gpus``: those that a worker gets, by its name; the others see what this
+    process sees. ``logs``: folder for the processes' output (None: a temporary one, gone with the cluster).
+    ``preload``: the module that registers the scheduler plugin. ``asynchronous`` as in Dask.
 
     Raises `ClusterError` with the end of the log of the process that did not start.
     """
@@ -46,6 +48,7 @@ class LibraLocalCluster(SpecCluster):
         workers: Mapping[Role, int],
         *,
         slots: Mapping[Role, int] | None = None,
+        gpus: Mapping[str, Sequence[Gpu]] | None = None,
         host: str = "127.0.0.1",
         dashboard: bool = True,
         logs: Path | None = None,
@@ -66,12 +69,15 @@ class LibraLocalCluster(SpecCluster):
             "dashboard_address": f"{host}:0",
             "preload": [GUARD, preload, TUNING],
         }
+        specs = {
+            f"{role}-{number}": self._worker(role, {**SLOTS, **(slots or {})}[role])
+            for role in ROLES
+            for number in range(workers.get(role, 0))
+        }
+        for name, dealt in (gpus or {}).items():
+            specs[name]["options"]["environment"] = environment_of(dealt)
         super().__init__(
-            workers={
-                f"{role}-{number}": self._worker(role, {**SLOTS, **(slots or {})}[role])
-                for role in ROLES
-                for number in range(workers.get(role, 0))
-            },
+            workers=specs,
             scheduler={"cls": SchedulerProcess, "options": {"options": options, "place": self._place}},
             name="libra",
             asynchronous=asynchronous,
@@ -93,7 +99,8 @@ class LibraLocalCluster(SpecCluster):
             "death_timeout": self._place.start_seconds,
             "preload": [GUARD, TUNING],
         }
-        return {"cls": WorkerProcess, "options": {"options": options, "place": self._place, "lost": self._on_lost}}
+        process = {"options": options, "place": self._place, "lost": self._on_lost, "environment": {}}
+        return {"cls": WorkerProcess, "options": process}
 
     async def _start(self) -> None:
         try:

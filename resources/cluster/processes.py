@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,9 @@ class Place:
     stop_seconds: float
 
 
-async def spawn(command: Sequence[str], log: Path) -> asyncio.subprocess.Process:
-    """Start a Dask process that writes to ``log`` and ends when this process does."""
-    environment = {**_ENVIRONMENT, **os.environ, **inherited(), LAUNCHER: str(os.getpid())}
+async def spawn(command: Sequence[str], log: Path, own: Mapping[str, str] = {}) -> asyncio.subprocess.Process:
+    """Start a Dask process that writes to ``log`` and ends when this process does. ``own``: variables of its own."""
+    environment = {**_ENVIRONMENT, **os.environ, **inherited(), **own, LAUNCHER: str(os.getpid())}
     with log.open("ab") as output:
         return await asyncio.create_subprocess_exec(
             *command,
@@ -140,15 +140,22 @@ class SchedulerProcess(SubprocessScheduler):
 
 
 class WorkerProcess(SubprocessWorker):
-    """One worker. When it dies, ``lost(name, reason)`` says whether it is started again."""
+    """One worker, with ``environment`` beside what it inherits. When it dies, ``lost(name, reason)`` says whether it is
+    started again."""
 
     process: asyncio.subprocess.Process | None
 
     def __init__(
-        self, scheduler: str, name: str, options: dict[str, Any], place: Place, lost: Callable[[str, str], bool]
+        self,
+        scheduler: str,
+        name: str,
+        options: dict[str, Any],
+        place: Place,
+        lost: Callable[[str, str], bool],
+        environment: Mapping[str, str],
     ) -> None:
         super().__init__(scheduler, "distributed.Worker", name, {**options, "name": name})
-        self.place, self._lost = place, lost
+        self.place, self._lost, self._environment = place, lost, environment
         self.log = place.logs / f"{name}.log"
         self._log_start = 0
         self._watching: asyncio.Task[None] | None = None
@@ -176,7 +183,8 @@ class WorkerProcess(SubprocessWorker):
 
     async def _spawn(self) -> None:
         self._log_start = size(self.log)
-        self.process = await spawn(dask_spec(self.worker_class, self.worker_kwargs, self.scheduler), self.log)
+        command = dask_spec(self.worker_class, self.worker_kwargs, self.scheduler)
+        self.process = await spawn(command, self.log, self._environment)
 
     async def _watch(self) -> None:
         failures = 0

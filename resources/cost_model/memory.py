@@ -46,11 +46,10 @@ class RankMemory:
 def parameters_of_rank(model: ModelSpec, s: Strategies) -> tuple[Floats, Floats]:
     """(parameters replicated over ep·dp, expert parameters replicated over dp) of the fullest rank: its layers, and the
     embeddings of the first or last stage (one of the two matrices when there are stages)."""
-    layers = model.layers / s.pp
-    dense = layers * (model.attention_parameters + model.dense_mlp_parameters)
+    dense = model.dense_parameters / s.pp
     halved = (s.pp > 1) & (not model.tied_embeddings)
     embeddings = model.embedding_parameters / np.where(halved, 2, 1)
-    experts = layers * model.experts * model.expert_parameters
+    experts = model.routed_parameters / s.pp
     return (dense + embeddings) / s.tp, experts / (s.tp * s.ep)
 
 
@@ -78,9 +77,20 @@ def rank_memory(
 ) -> RankMemory:
     """Bytes of the fullest rank. ``micro_tokens``: tokens of the largest micro-batch; ``micro_batches``: of a rank.
 
-    The first of p stages keeps min(p, m) micro-batches in flight (1F1B, Narayanan et al. 2021, arXiv:2104.04473,
-    §2.2). Under full recompute one layer is rematerialised at a time. Logits: bf16 logits and their fp32 softmax and
-    gradient of one micro-batch, on the last stage, divided by TP; chunked to at most `LOGIT_TOKENS` tokens.
+    * weights: 2 bytes (bf16) a parameter of the rank, whole: ZeRO stage 1 divides the states alone (Rajbhandari et al.
+      2020, arXiv:1910.02054, §5.1).
+    * gradients: 4 bytes (fp32, accumulated over micro-batches), whole too; Megatron-LM's default for bf16 training.
+    * optimizer: 12 bytes (fp32 master weight and Adam's two moments; arXiv:1910.02054, §3.1, K = 12), divided by the
+      ranks that hold the same parameters: ep·dp for dense ones, dp for experts.
+    * activations: `activation_bytes_per_token` · layers of the stage · tokens · micro-batches in flight / tp (sequence
+      parallelism, arXiv:2205.05198, §4.2). The first of p stages keeps min(p, m) micro-batches in flight (1F1B,
+      Narayanan et al. 2021, arXiv:2104.04473, §2.2). Under full recompute one layer is rematerialised at a time.
+    * logits: bf16 logits, and their fp32 softmax and gradient (2 + 4 + 4 bytes), of one micro-batch on the last stage,
+      divided by TP (vocabulary parallel, arXiv:1909.08053, §3); chunked to at most `LOGIT_TOKENS` tokens.
+    * workspace: context, communication buffers and fragmentation; assumed (conf/hardware).
+
+    The first stage's activations and the last stage's logits are added although they lie on different ranks when there
+    are stages: the estimate is at or above the fullest rank.
     """
     dense, experts = parameters_of_rank(model, s)
     count = dense + experts

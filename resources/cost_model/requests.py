@@ -34,13 +34,21 @@ class Requests:
     @classmethod
     def from_records(cls, records: Iterable[RequestRecord]) -> Self:
         """Sorted by context. Raises `ConfigError` when there is no record."""
-        rows = [
-            (r.context, r.generated, r.turns, r.tool_seconds, r.kvint, r.prompt + r.tool, r.prefill_pairs)
-            for r in records
-        ]
-        if not rows:
+        values: list[float] = []
+        for r in records:
+            prefilled = r.prompt + r.tool
+            values += (
+                prefilled + r.generated,
+                r.generated,
+                r.turns,
+                r.tool_seconds,
+                r.kvint,
+                prefilled,
+                r.prefill_pairs,
+            )
+        if not values:
             raise ConfigError("there are no request records to plan for; give a workload or a run that recorded some")
-        table = np.array(rows, np.float64)
+        table = np.fromiter(values, np.float64, len(values)).reshape(-1, len(fields(cls)))
         table = table[np.argsort(table[:, 0], kind="stable")]
         return cls(*np.ascontiguousarray(table.T))
 

@@ -89,7 +89,8 @@ def step_cost(model: ModelSpec, hardware: HardwareSpec, tp: int, slots: int = DE
       layer (Megatron-LM, arXiv:1909.08053, §3). For a mixture of experts W is the expected bytes read at B sequences,
       fitted linearly over 1…slots, so part of it falls to ``sequence``.
     * sequence: host + [tp>1] 2·layers·2(tp−1)/tp·hidden·bytes/NVLink (ring all-reduce volume).
-    * token: KV bytes of one token / (min(tp, KV heads)·BW): heads are divided, then replicated.
+    * token: KV bytes of one token / (min(tp, KV heads)·BW): heads are divided, then replicated; a latent vector (MLA)
+      is on every rank.
     * prefill: 2·active parameters·n + 4·layers·(heads·head size)·pairs FLOPs (Kaplan et al., arXiv:2001.08361, §2.1,
       and QKᵀ and PV of causal attention) at the reached share of the peak, plus the all-reduces.
     * capacity: (tp·(share·memory − workspace) − W) / KV bytes, less what replicated heads take.
@@ -99,7 +100,7 @@ def step_cost(model: ModelSpec, hardware: HardwareSpec, tp: int, slots: int = DE
     over, nodes_ok = hardware.overhead, tp <= hardware.gpus_per_node
     if not nodes_ok:
         raise ConfigError(f"TP {tp} does not fit a node of {hardware.gpus_per_node} {hardware.name}")
-    split = min(tp, model.kv_heads)
+    split = min(tp, model.kv_parts)
     fixed_bytes, sequence_bytes = _weight_bytes_line(model, slots)
     latency = over.all_reduce_us * 1e-6 * log2(tp)
     volume = 2 * (tp - 1) / tp * model.hidden_size * model.bytes_per_parameter / hardware.nvlink

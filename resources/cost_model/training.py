@@ -38,8 +38,12 @@ class TrainingFactors:
     """Multipliers that a profile fits (1: as derived), and what is assumed of the trainer.
 
     ``linear``, ``quadratic``: on compute that grows with length and with its square. ``constant``: on the cost of a
-    micro-batch. ``fixed_seconds``: a iteration's cost that depends on nothing. ``exposed``: share of the gradient
-    exchange that backward does not hide (assumed). ``logprob_pass``: whether old log-probs are computed again.
+    micro-batch. ``fixed_seconds``: an iteration's cost that depends on nothing. ``exposed``: share of the gradient
+    exchange that backward does not hide: assumed, not measured. A bucket's reduce-scatter overlaps with the backward of
+    the layers before it (Li et al., PyTorch Distributed, arXiv:2006.15704, §3.2.3), and the gather of weights with the
+    next forward only from its second layer on; half is between "all hidden" (0) and "none hidden" (1), and the term is
+    small beside the passes wherever a rank has more than a few sequences. ``logprob_pass``: whether old log-probs are
+    computed again.
     """
 
     linear: float = 1.0
@@ -109,7 +113,7 @@ class TrainingCosts:
         model, hw = self.model, self.hardware
         layers = model.layers / s.pp
         compute = s.tp * hw.flops * hw.efficiency.compute_train
-        linear = self.factors.linear * layers * 2 * self.active_layer_parameters / compute
+        linear = self.factors.linear * layers * 2 * self.model.active_layer_parameters / compute
         quadratic = self.factors.quadratic * layers * 2 * model.attention_width / compute
         logits = self.factors.linear * 2 * model.vocabulary * model.hidden_size / compute
         moved = layers * self.communication_per_layer(s)
@@ -129,19 +133,13 @@ class TrainingCosts:
         )  # fmt: skip
         return np.ascontiguousarray(np.stack([np.broadcast_to(c, len(s)) for c in columns], axis=1), np.float64)
 
-    @property
-    def active_layer_parameters(self) -> int:
-        """Parameters of one layer that a token passes."""
-        model = self.model
-        experts = model.active_experts * model.expert_parameters
-        return model.attention_parameters + model.dense_mlp_parameters + experts
-
     def communication_per_layer(self, s: Strategies) -> Floats:
         """Seconds a token and layer, forward: TP's all-reduces and EP's all-to-alls, their volumes alone."""
         token = self.model.hidden_size * self.model.bytes_per_parameter
         moved = 2 * all_reduce(token, s.tp, self.hardware)
         if self.model.is_moe:
-            moved = moved + 2 * all_to_all(token * self.model.active_experts / s.tp, s.ep, self.hardware)
+            share = self.model.mixture_layers / self.model.layers
+            moved = moved + share * 2 * all_to_all(token * self.model.active_experts / s.tp, s.ep, self.hardware)
         return np.asarray(moved)
 
     def communication_ratio(self, s: Strategies) -> Floats:
@@ -149,7 +147,7 @@ class TrainingCosts:
         same layers, so the ratio does not depend on how many there are."""
         compute = s.tp * self.hardware.flops * self.hardware.efficiency.compute_train
         mean = float(self.lengths.mean())
-        linear = self.factors.linear * 2 * self.active_layer_parameters
+        linear = self.factors.linear * 2 * self.model.active_layer_parameters
         quadratic = self.factors.quadratic * 2 * self.model.attention_width
         work = linear + quadratic * mean
         if work == 0:  # a trainer that only waits: whatever it sends is all it does
@@ -171,9 +169,14 @@ class TrainingCosts:
         """(gradient exchange, optimizer step, weight publish) in seconds, shape (N,) each.
 
         Exchange: bf16 gradients reduced and weights gathered, dense parameters among ep·dp and expert ones among dp,
-        times the exposed share. Optimizer: Adam reads and writes its states and the gradient once,
-        (2·12 + 4 + 2) bytes a parameter of the rank's shard at HBM rate. Publish: the ranks of one replica write the
-        weights to the host, and an engine reads them over the network of one node or, if slower, from the host.
+        times the exposed share (`TrainingFactors`): the distributed optimizer of ZeRO stage 1 (Rajbhandari et al.,
+        arXiv:1910.02054, §5.1), whose volumes `gradient_exchange` has.
+        Optimizer: Adam (Kingma & Ba, arXiv:1412.6980, algorithm 1) reads and writes its states and the gradient once,
+        (2·12 + 4 + 2) bytes a parameter of the rank's shard at HBM rate: the step is bound by memory (about 10 FLOPs
+        for 30 bytes).
+        Publish: this system's own path, not published: the ranks of one replica write the weights side by side to host
+        memory (W / (tp·pp·ep·copy rate)), and an engine reads all of them over the network of one node or, if slower,
+        from host memory (W / min(network, copy rate)). Engines read at the same time; the store is not the limit.
         """
         model, hw = self.model, self.hardware
         dense, experts = parameters_of_rank(model, s)
@@ -191,8 +194,10 @@ class TrainingCosts:
         """At or below the seconds of each strategy, without a simulation; shape (N,).
 
         The last stage of the most loaded rank works at least the mean over ranks, at least what the longest sequence
-        takes, and at least what two of the ranks + 1 longest take (pigeonhole); the pass also waits for the first
-        micro-batch to come down the stages and the last to go back up, each at least the cost of the shortest sequence.
+        takes, and at least what two of the ranks + 1 longest take (pigeonhole). Before that the rank's first
+        micro-batch comes down the stages: ranks are dealt the longest sequences first, so it is at or above the
+        ranks-th longest sequence. After it the last micro-batch goes back up, at or above the shortest sequence. Nor
+        does a pass end before the longest sequence has come down all stages and gone back up.
         """
         c, ranks, lengths = self.coefficients(s), s.replicas, self.descending
         tokens, squares, sequences = float(self._cumulated[-1]), self._squares, len(lengths)
@@ -208,12 +213,20 @@ class TrainingCosts:
             pair = constant + linear * (first + second) + quadratic * (first**2 + second**2)
             return np.maximum(np.maximum(mean, alone), pair)
 
-        last = c[:, 7:10] + c[:, 10:13]
-        middle = c[:, 1:4] + c[:, 4:7]
-        fill = (s.pp - 1) * (middle[:, 0] + middle[:, 1] * shortest + middle[:, 2] * shortest**2)
-        bound = busiest(last[:, 0], last[:, 1], last[:, 2]) + fill
+        def stages(costs: Floats, length: Floats | float) -> Floats:
+            """A sequence through all stages but the last."""
+            at = np.stack(np.broadcast_arrays(np.ones(len(s)), length, np.square(length)), axis=1)
+            return np.asarray((s.pp - 1) * (costs * at).sum(axis=1))
+
+        send = c[:, 13:16]
+        down, up, last_down, last_up = c[:, 1:4] + send, c[:, 4:7] + send, c[:, 7:10], c[:, 10:13]
+        powers = longest ** np.arange(3)
+        last = last_down + last_up
+        filled = stages(down, first) + busiest(last[:, 0], last[:, 1], last[:, 2]) + stages(up, shortest)
+        bound = np.maximum(filled, stages(down + up, longest) + last @ powers)
         if self.factors.logprob_pass:
-            bound = bound + busiest(c[:, 7], c[:, 8], c[:, 9])
+            filled = stages(down, first) + busiest(last_down[:, 0], last_down[:, 1], last_down[:, 2])
+            bound = bound + np.maximum(filled, stages(down, longest) + last_down @ powers)
         exchange, optimizer, publish = self.fixed_parts(s)
         return np.asarray((bound + exchange + optimizer + publish + self.factors.fixed_seconds) * _SLACK)
 

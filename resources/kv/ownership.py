@@ -1,8 +1,9 @@
 """An arena belongs to one Dask worker and ends with it.
 
 Invariants: an arena lies in a 0700 directory named by run and worker; its owner holds the lock in it, so one run's
-worker has one arena, a living owner's is never taken, and a dead one's is removed by the next worker of that name or
-by `reap_arenas`. Engines attach by path and outlive neither the file nor its owner's decision to end it.
+worker has one arena, a living owner's is never taken, and a dead one's is removed by its guard, else by the next worker
+of that name or by `reap_arenas`. Engines attach by path and outlive neither the file nor its owner's decision to end
+it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import shutil
 import stat
 import time
 from pathlib import Path
@@ -18,14 +18,16 @@ from pathlib import Path
 from libra.resources.durable import HeldLock, Holder
 from libra.resources.errors import KVError
 from libra.resources.kv.arena import Arena
+from libra.resources.kv.guard import ARENA_FILE, OWNER_FILE, Guard, remove
 from libra.resources.kv.layout import KVLayout
 from libra.resources.kv.segment import format_segment
 
 SHARED_MEMORY = Path("/dev/shm")
-ARENA_FILE = "arena"
-OWNER_FILE = "owner.lock"
 DEFAULT_SLOTS = 1024
 _YOUNG_SECONDS = 60.0
+_TAKE_SECONDS = 2.0
+"""How long the guard of a dead owner may take to remove what that one had."""
+_LOOK_SECONDS = 0.02
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -61,18 +63,14 @@ class OwnedArena:
                 f"a KV arena cannot be named by run {run!r} and worker {name!r}: use letters, digits, '_', '.', '-'"
             )
         self.directory = arena_path(run, name, shared).parent
-        self.directory.mkdir(mode=0o700, exist_ok=True)
-        if not _ours(self.directory):
-            raise KVError(f"{self.directory} belongs to another user or is no directory; remove it or rename the run")
-        lock = HeldLock.take(self.directory / OWNER_FILE, f"KV arena of {name} in run {run}")
-        if lock is None:
-            holder = Holder.read(self.directory / OWNER_FILE)
-            raise KVError(f"{self.directory} is in use by {holder}; end that run, or name this one otherwise")
+        lock = self._take(f"KV arena of {name} in run {run}")
         self._lock, self._pid = lock, os.getpid()
         self.path = self.directory / ARENA_FILE
         self.arena: Arena | None = None
+        self._guard: Guard | None = None
         atexit.register(self.release)
         try:
+            self._guard = Guard(self.directory)
             self.path.unlink(
                 missing_ok=True
             )  # a dead owner's: engines that still map it keep their pages until they end
@@ -91,7 +89,29 @@ class OwnedArena:
         atexit.unregister(self.release)
         if self.arena is not None:
             self.arena.close()
-        _remove(self.directory, self._lock)
+        remove(self.directory, self._lock)
+        if self._guard is not None:
+            self._guard.dismiss()
+
+    def _take(self, purpose: str) -> HeldLock:
+        """The lock of the directory, which is made if it is not there."""
+        until = time.monotonic() + _TAKE_SECONDS
+        while True:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            try:
+                if not _ours(self.directory):
+                    raise KVError(
+                        f"{self.directory} belongs to another user or is no directory; remove it or rename the run"
+                    )
+                lock = HeldLock.take(self.directory / OWNER_FILE, purpose)
+            except FileNotFoundError:
+                continue  # a guard has just removed it
+            if lock is not None:
+                return lock
+            if time.monotonic() > until:
+                holder = Holder.read(self.directory / OWNER_FILE)
+                raise KVError(f"{self.directory} is in use by {holder}; end that run, or name this one otherwise")
+            time.sleep(_LOOK_SECONDS)
 
 
 def reap_arenas(shared: Path = SHARED_MEMORY) -> list[Path]:
@@ -105,7 +125,7 @@ def reap_arenas(shared: Path = SHARED_MEMORY) -> list[Path]:
         except FileNotFoundError:
             continue  # its owner, or another reaper, has just removed it
         if lock is not None:
-            _remove(directory, lock)
+            remove(directory, lock)
             reaped.append(directory)
     return reaped
 
@@ -113,10 +133,3 @@ def reap_arenas(shared: Path = SHARED_MEMORY) -> list[Path]:
 def _ours(directory: Path) -> bool:
     status = directory.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-
-
-def _remove(directory: Path, lock: HeldLock) -> None:
-    """Remove the directory, its lock file last: while that is locked nobody else takes or reaps it."""
-    (directory / ARENA_FILE).unlink(missing_ok=True)
-    shutil.rmtree(directory, ignore_errors=True)
-    lock.release()

@@ -6,7 +6,8 @@ architecture and is not typed in a second time.
 
 from libra.resources.specs.cluster import ClusterSpec, DeviceGroup, load_cluster
 from libra.resources.specs.hardware import HardwareSpec, load_hardware
-from libra.resources.specs.model import ModelSpec, load_model, model_from_hf
+from libra.resources.specs.hf import load_model, model_from_hf
+from libra.resources.specs.model import ModelSpec
 
 __all__ = [
     "ClusterSpec",

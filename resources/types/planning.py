@@ -1,7 +1,7 @@
 """What a plan says: which devices train, which roll out, how, and what it should cost.
 
-Invariants: no device is named twice in a plan; layouts list instances in ascending order of the contexts they serve;
-times are predicted seconds of one iteration.
+Invariants: no device is named twice in a plan; layouts list instances bucket by bucket, in ascending order of the
+contexts that buckets serve; times are predicted seconds of one iteration.
 """
 
 from __future__ import annotations

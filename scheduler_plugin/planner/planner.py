@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from libra.resources.calibration import Profile
@@ -103,7 +104,9 @@ class Planner:
 
     def train_tree(self, hardware: HardwareSpec, records: Sequence[RequestRecord]) -> TrainTree:
         """The tree of strategies for a batch of these records."""
-        lengths = np.array([float(record.context) for record in records])
+        return self._tree(hardware, np.array([float(record.context) for record in records]))
+
+    def _tree(self, hardware: HardwareSpec, lengths: NDArray[np.float64]) -> TrainTree:
         factors = self.profiles.training.get(hardware.name, TrainingFactors())
         return TrainTree(TrainingCosts(self.model, hardware, lengths, factors), self.limits)
 
@@ -124,8 +127,9 @@ class Planner:
         self, records: Sequence[RequestRecord], hardware: HardwareSpec
     ) -> tuple[TrainTree, RolloutSide, Search]:
         """The joint search on one kind, and the two sides that it used."""
-        tree = self.train_tree(hardware, records)
-        side = RolloutSide(Requests.from_records(records), self.rollout_costs(hardware))
+        requests = Requests.from_records(records)
+        tree = self._tree(hardware, requests.context)
+        side = RolloutSide(requests, self.rollout_costs(hardware))
         return tree, side, search(tree, side, len(self.inventory.of(hardware.name)))
 
     def _plan_one_kind(self, records: Sequence[RequestRecord], old: Plan | None) -> Plan:

@@ -1,7 +1,8 @@
 """Routing as a plan wants it.
 
 Invariant: where the plan's layout is mixed (every bucket unbounded, several degrees), segments go to the least loaded
-instance of any degree; elsewhere the configured policy decides. That one is told of every end and move, whoever decided.
+instance of any degree; elsewhere the configured policy decides. That one is told of every end and move, whoever
+decided.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ that each needs. Invariant: the step's predicted seconds do not rise.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -44,12 +45,11 @@ def spread(rollout: RolloutSide, layout: RolloutLayout, gpus: int, limit: float)
         return layout
     instances: list[InstancePlan] = []
     buckets = []
-    lower = -1.0
+    planned, at = iter(layout.instances), 0
     for bucket in layout.buckets:
-        upper = float("inf") if bucket.max_context is None else float(bucket.max_context)
-        context = rollout.requests.context
-        mine = rollout.requests.take((context > lower) & (context <= upper))
-        lower = upper
+        # By number, not by context: equal contexts may lie on both sides of a bound.
+        end = at + sum(instance.requests for instance in islice(planned, bucket.instances))
+        mine, at = rollout.requests.take(slice(at, end)), end
         level = degrees.index(bucket.tp or degrees[0])
         count = counts[level]
         part = RolloutSide(mine, rollout.costs)

@@ -13,6 +13,7 @@ BENCHMARKS = (
     "recovery",
     "memory",
     "kv",
+    "migration",
     "cmlfq",
     "planner",
     "calibration",

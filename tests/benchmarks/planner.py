@@ -1,13 +1,12 @@
 """Speed of the planner and the simulator, and the closed form against the simulator.
 
-``cd tests && ../.venv/bin/python -m benchmarks.planner``: prints the rows and plots the scaling curve to
-``build/planner_scaling.svg``. CPU seconds of the process, medians of 7.
+``cd tests && ../.venv/bin/python -m benchmarks planner``: prints the rows, and plots the search's time over the
+number of devices to ``build/planner_scaling.svg``. CPU seconds of the process, medians of 7.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -16,38 +15,42 @@ import numpy as np
 from workloads import records
 
 from benchmarks.rows import Row, Rows
+from libra.pipeline.report import svg
+from libra.pipeline.report.svg import Scale
 from libra.pipeline.simulate.workload import Workload, WorkloadConfig
-from libra.resources.cost_model import Requests, RolloutCosts, TrainingCosts
+from libra.resources.cost_model import Requests, RolloutCosts
 from libra.resources.cost_model.rollout import QueueModel, set_seconds
+from libra.resources.inventory import uniform
 from libra.resources.specs import load_hardware, load_model
-from libra.resources.types import Bucket
-from libra.scheduler_plugin.planner import TrainTree, limits_of
-from libra.scheduler_plugin.planner.joint import search
-from libra.scheduler_plugin.planner.layouts import RolloutSide
+from libra.resources.types import Bucket, RequestRecord
+from libra.scheduler_plugin.planner import Planner
 from libra.scheduler_plugin.policy.context_bounds import ContextBounds
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.simulation import Engine, Moves, RolloutSimulation
 
 LIMIT_MS = {128: 20.0, 1024: 100.0, 10_240: 1000.0}
-PUBLISHED_MS = 1900.0
-"""Published search time at 128 GPUs (12.3 s without memoisation); another machine."""
+PUBLISHED_MS = {"plain": 12_300.0, "memo": 1900.0}
+"""Published search time at 128 GPUs, without and with memoised rollout searches; another machine."""
+SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 10_240)
+MODELS = {"dense": "Qwen3-14B", "moe": "Qwen3-30B-A3B"}
+CURVE = Path(__file__).resolve().parents[2] / "build" / "planner_scaling.svg"
 EVENTS = 50_000.0
 REPEATS = 7
 
 
-def plan_ms(gpus: int, requests: Requests) -> float:
-    """Median CPU milliseconds of the whole search: tree, exact partition, mixing and homogeneous beside it."""
-    model, hardware = load_model("Qwen3-14B"), load_hardware("a800_80g")
-    costs = RolloutCosts.from_specs(model, hardware)
+def plan_ms(gpus: int, work: Sequence[RequestRecord], model: str = MODELS["dense"], repeats: int = REPEATS) -> float:
+    """Median CPU milliseconds of the whole search: records into sorted columns, tree, exact partition, mixing and
+    homogeneous beside it."""
+    hardware = load_hardware("a800_80g")
+    planner = Planner(load_model(model), uniform(hardware, gpus))
 
     def once() -> float:
         began = process_time()
-        tree = TrainTree(TrainingCosts(model, hardware, requests.context), limits_of("megatron"))
-        search(tree, RolloutSide(requests, costs), gpus)
+        planner.searches(work, hardware)
         return process_time() - began
 
     once()
-    return 1000 * median(once() for _ in range(REPEATS))
+    return 1000 * median(once() for _ in range(repeats))
 
 
 def events_per_s() -> float:
@@ -95,37 +98,47 @@ def closed_form_errors(instances: int = 70) -> dict[str, float]:
 
 
 def run() -> Rows:
-    """All rows."""
-    requests = Requests.from_records(records(8192))
-    rows = {f"planner.plan_ms.g{g}": Row(plan_ms(g, requests), "ms", limit) for g, limit in LIMIT_MS.items()}
-    rows["planner.plan_over_published.g128"] = Row(rows["planner.plan_ms.g128"].value, "ms", PUBLISHED_MS)
+    """All rows; the scaling curve is drawn beside them."""
+    work = records(8192)
+    dense = {g: plan_ms(g, work) for g in LIMIT_MS}
+    moe = {g: plan_ms(g, work, MODELS["moe"]) for g in LIMIT_MS}
+    rows = {f"planner.plan_ms.g{g}": Row(dense[g], "ms", limit) for g, limit in LIMIT_MS.items()}
+    rows |= {f"planner.plan_ms.moe.g{g}": Row(moe[g], "ms", limit) for g, limit in LIMIT_MS.items()}
+    for name, published in PUBLISHED_MS.items():
+        note = f"published, {'without memo' if name == 'plain' else 'memoised'}, on another machine"
+        rows[f"planner.plan_over_published.{name}.g128"] = Row(dense[128], "ms", published, note)
     rows["simulator.events_per_s"] = Row(events_per_s(), "1/s", EVENTS)
     errors = closed_form_errors()
     rows["planner.closed_form_held_out_mape"] = Row(errors["with"], "%", errors["without"])
+    curves = {
+        MODELS["dense"]: [dense.get(g) or plan_ms(g, work, repeats=3) for g in SIZES],
+        MODELS["moe"]: [moe.get(g) or plan_ms(g, work, MODELS["moe"], repeats=3) for g in SIZES],
+    }
+    CURVE.parent.mkdir(exist_ok=True)
+    CURVE.write_text(plot(curves))
+    slope = np.polyfit(np.log(SIZES), np.log(curves[MODELS["dense"]]), 1)[0]
+    rows["planner.scaling_exponent"] = Row(
+        float(slope), "", 1.0, f"1: linear in the devices; the curve: build/{CURVE.name}"
+    )
     return rows
 
 
-def plot(path: Path) -> None:
-    """CPU milliseconds of the search over the number of GPUs, both logarithmic."""
-    requests = Requests.from_records(records(8192))
-    sizes = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 10_240]
-    times = [plan_ms(g, requests) for g in sizes]
-    xs = [60 + 700 * np.log(g / 16) / np.log(640) for g in sizes]
-    ys = [300 - 260 * np.log(t / 5) / np.log(400) for t in times]
-    points = " ".join(f"{x:.0f},{y:.0f}" for x, y in zip(xs, ys, strict=True))
-    labels = "".join(
-        f"<text x='{x:.0f}' y='318' text-anchor='middle'>{g}</text><text x='{x:.0f}' y='{y - 8:.0f}' "
-        f"text-anchor='middle'>{t:.0f}</text>"
-        for x, y, g, t in zip(xs, ys, sizes, times, strict=True)
+def plot(curves: Mapping[str, Sequence[float]]) -> str:
+    """CPU milliseconds by model over `SIZES`, both axes logarithmic, the published figures as dots: an SVG file."""
+    values = [*(t for times in curves.values() for t in times), *PUBLISHED_MS.values()]
+    x = Scale(SIZES[0], SIZES[-1], 60, 740, log=True)
+    y = Scale(min(values) / 1.5, max(values) * 1.5, 300, 40, log=True)
+    parts = [svg.label("", 60, 20, "planner's search, CPU ms over devices, 8,192 requests")]
+    for (name, times), colour in zip(curves.items(), ("#3867d6", "#e17055"), strict=True):
+        places = [(x(g), y(t)) for g, t in zip(SIZES, times, strict=True)]
+        parts.append(f"<g fill='none' stroke='{colour}' stroke-width='2'>{svg.polyline('', places)}</g>")
+        parts.append(f"<g fill='{colour}'>{svg.label('', 746, places[-1][1] + 4, name)}</g>")
+        parts += [svg.label("", px, py - 8, f"{t:.0f}", "middle") for (px, py), t in zip(places, times, strict=True)]
+    parts += [svg.label("", x(g), 318, str(g), "middle") for g in SIZES]
+    for name, published in PUBLISHED_MS.items():
+        parts.append(svg.circle("", x(128), y(published), 4, name))
+        parts.append(svg.label("", x(128) + 8, y(published) + 4, f"published, {name}: {published:,.0f}"))
+    return (
+        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 860 330' font-family='sans-serif' font-size='12'>"
+        f"<rect width='860' height='330' fill='white'/>{''.join(parts)}</svg>\n"
     )
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(
-        "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 820 330' font-family='sans-serif' font-size='12'>"
-        "<rect width='820' height='330' fill='white'/><text x='60' y='20'>planner search, CPU ms over GPUs, 8,192 "
-        f"requests</text><polyline points='{points}' fill='none' stroke='#3867d6' stroke-width='2'/>{labels}</svg>"
-    )
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps({name: row.to_json() for name, row in run().items()}, indent=1) + "\n")
-    plot(Path(__file__).resolve().parents[2] / "build" / "planner_scaling.svg")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from kv_parts import SMALL, TESTS, check_published, get, put, start
 
@@ -219,11 +221,34 @@ time.sleep(60)
 """
 
 
-def test_a_dead_owners_arena_is_reaped_and_a_living_ones_is_not(tmp_path: Path) -> None:
+def guard_of(child: subprocess.Popen[str]) -> psutil.Process:
+    """The guard that the owner has hired."""
+    (guard,) = psutil.Process(child.pid).children()
+    assert "libra.resources.kv.guard" in guard.cmdline()
+    return guard
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_arena_of_an_owner_that_dies_goes_with_it(tmp_path: Path, number: signal.Signals) -> None:
+    dead, alive = process(OWNER, tmp_path, "w0"), process(OWNER, tmp_path, "w1")
+    try:
+        assert said(dead) == said(alive) == "owner"
+        guard = guard_of(dead)
+        dead.send_signal(number)
+        dead.communicate(timeout=60)
+        guard.wait(10)
+        assert [path.name for path in tmp_path.iterdir()] == ["libra-r1-kv-w1"]
+    finally:
+        alive.kill()
+        alive.communicate(timeout=60)
+
+
+def test_where_the_guard_was_killed_too_the_arena_is_reaped_and_a_living_ones_is_not(tmp_path: Path) -> None:
     dead, alive = process(OWNER, tmp_path, "w0"), process(OWNER, tmp_path, "w1")
     try:
         assert said(dead) == said(alive) == "owner"
         assert reap_arenas(tmp_path) == []
+        guard_of(dead).kill()
         dead.kill()
         dead.communicate(timeout=60)
         assert reap_arenas(tmp_path) == [tmp_path / "libra-r1-kv-w0"]

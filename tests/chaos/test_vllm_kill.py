@@ -4,11 +4,8 @@ in shared memory and on disk."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import signal
-import subprocess
-import sys
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -18,16 +15,23 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from vllm_parts import VLLM, publish_model
+from child_parts import run_spec
+from tiny_models import publish, tiny_model
+from vllm_parts import SIZES, VLLM, publish_model
+from worker_harness import cluster, worker_process
 
+from libra.resources import wire
 from libra.resources.errors import InfraError
+from libra.resources.kv.ownership import arena_path
+from libra.resources.types import WeightVersion
 from libra.tasks.child.parent import ChildProcess
+from libra.tasks.envs.hop import write_tokenizer
 
 pytestmark = [*VLLM, pytest.mark.chaos]
 START = 280.0
 NOTICED = 5.0
 GONE = 10.0
-TESTS = Path(__file__).parents[1]
+RUN = secrets.token_hex(4)
 
 
 def engine_config(tp: int) -> dict[str, Any]:
@@ -126,30 +130,38 @@ def test_the_death_of_a_part_is_the_engines(tmp_path: Path, doing: str) -> None:
     asyncio.run(asyncio.wait_for(kill(), 2 * START))
 
 
-@pytest.mark.parametrize("victims", ["parent", "parent and host"])
-def test_no_part_outlives_its_host(tmp_path: Path, victims: str) -> None:
-    tp = 2 if victims == "parent and host" else 1
-    command = [sys.executable, "-c", "import test_vllm_kill as t; t.parent()", str(tmp_path), str(tp)]
-    path = os.pathsep.join([str(TESTS), str(TESTS / "chaos")])
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        host = int(json.loads(parent.stdout.readline()))
-        parts = [psutil.Process(host), *family(host).values()]
+@pytest.mark.parametrize("victims", ["worker", "nanny, worker and host"])
+def test_no_part_outlives_its_worker(tmp_path: Path, victims: str) -> None:
+    write_tokenizer(tmp_path / "tokenizer.json")
+    weights = publish(tiny_model("qwen3", vocabulary=480, **SIZES), tmp_path / "weights", 0)
+    asyncio.run(asyncio.wait_for(_kill_worker(tmp_path, weights, victims), 2 * START))
+
+
+async def _kill_worker(tmp_path: Path, weights: WeightVersion, victims: str) -> None:
+    """A Dask worker under a nanny, with an engine and its arena. While the engine starts, the worker answers others."""
+    tp = 1 if victims == "worker" else 2
+    engine = {"kind": "vllm", "slots": 4, "max_context": 200, "kv_arena": 4 * 2**20}
+    spec = run_spec(tmp_path, run=RUN, engine=engine, start_seconds=START, load_seconds=START)
+    async with cluster() as c, worker_process(c, "distributed.Nanny") as address:
+        fields = {"role": "rollout", "epoch": 1, "spec": spec.to_wire(), "tp": tp}
+        c.recorder.send(address, wire.START_ROLE, weights=asdict(weights), **fields)
+        ready = asyncio.create_task(c.recorder.state(1, "ready", START))
+        answers = 0
+        while not ready.done():
+            pids = await c.client.run(os.getpid, workers=[address])
+            answers += 1
+            await asyncio.sleep(0.1)
+        await ready
+        assert answers > 10
+        worker = psutil.Process(pids[address])
+        nanny = worker.parent()
+        assert nanny is not None
+        (host,) = [child for child in worker.children() if "libra.tasks.child.engine_host" in child.cmdline()]
+        parts = [host, *family(host.pid).values()]
         assert len(parts) >= 3 + tp
-        had = belongings(parts)
-        if victims == "parent and host":
-            os.kill(host, signal.SIGKILL)
-        parent.kill()
-    assert_cleared(parts, had)
-
-
-def parent() -> None:
-    """A stand-in for the Dask worker: starts an engine, says its process id, waits."""
-
-    async def main() -> None:
-        child = await started(Path(sys.argv[1]), int(sys.argv[2]), [])
-        sys.stdout.write(json.dumps(child.pid) + "\n")
-        sys.stdout.flush()
-        await asyncio.sleep(600)
-
-    asyncio.run(main())
+        arena = arena_path(RUN, "own").parent
+        assert arena.is_dir()
+        had = belongings(parts) | {arena}
+        for victim in (worker,) if victims == "worker" else (nanny, worker, host):
+            victim.kill()
+        await asyncio.to_thread(assert_cleared, parts, had)

@@ -16,75 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from vllm_instance import Instance
 from vllm_parts import VLLM, VOCAB, publish_model, vllm_model
 
 from libra.resources.errors import InfraError
 from libra.resources.kv.arena import Arena
-from libra.resources.kv.entries import Entry, Refused, Writing
-from libra.resources.kv.ownership import OwnedArena, arena_path
+from libra.resources.kv.entries import Refused, Writing
+from libra.resources.kv.ownership import OwnedArena
 from libra.resources.kv.records import WRITING
 from libra.resources.types import WeightVersion
 from libra.tasks.engines import vllm_setup
-from libra.tasks.engines.base import EngineConfig, Generated, GenerateRequest, Place
-from libra.tasks.registry import engine_class
+from libra.tasks.engines.base import Generated
 
 pytestmark = [*VLLM, pytest.mark.timeout(900)]
 LENGTHS = (45, 77, 150)
 """None a multiple of the block size, 32."""
 GAP = 1e-4
-BUDGET = 16 * 2**20
 RUN = "0bad0cb1"
-
-
-class Instance:
-    """An engine, and the arena that its Dask worker would own."""
-
-    def __init__(self, run: str, name: str, tp: int, weights: WeightVersion) -> None:
-        self.run_name, self.name, self.tp = run, name, tp
-        self.owned: OwnedArena | None = None
-        self.path = arena_path(run, name)
-        self.start(weights)
-
-    def start(self, weights: WeightVersion) -> None:
-        config = EngineConfig(kind="vllm", slots=4, max_context=256)
-        place = Place(tp=self.tp, arena=str(self.path))
-        self.engine = engine_class("vllm")(config, tokenizer_path=None, deterministic=False, place=place)
-        self.engine.load(weights)
-        assert self.engine.kv_layout is not None
-        assert self.engine.kv_layout.tp == self.tp
-        if self.owned is None:
-            self.owned = OwnedArena(self.run_name, self.name, self.engine.kv_layout, BUDGET)
-            assert self.owned.path == self.path
-            self.arena.set_weight_version(weights.version)
-
-    @property
-    def arena(self) -> Any:
-        assert self.owned is not None
-        return self.owned.arena
-
-    def run(self, sequence: str, tokens: NDArray[np.int32], max_new: int = 20, **kv: Any) -> Generated:
-        name = f"{sequence}/{time.monotonic()}"
-        self.engine.submit(GenerateRequest(name, sequence, tokens, max_new, (), 0.0, 0, **kv))
-        ended: list[Generated] = []
-        while self.engine.busy:
-            ended += self.engine.step()
-        (one,) = ended
-        assert one.error is None
-        return one
-
-    def staged(self, sequence: str, version: int, tokens: NDArray[np.int32]) -> Entry:
-        """The entry, once it is published."""
-        for _ in range(500):
-            found = self.arena.find(sequence, version, tokens, self.engine.kv_layout)
-            if isinstance(found, Entry):
-                return found
-            time.sleep(0.02)
-        raise AssertionError(str(found))
-
-    def close(self) -> None:
-        self.engine.close()
-        if self.owned is not None:
-            self.owned.release()
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +158,7 @@ def test_kv_of_another_layout_is_not_loaded(pair: tuple[Instance, Instance, Path
     assert layout is not None
     other = replace(layout, block_size=64) if field == "block_size" else replace(layout, page_format="vllm-cpu-vec512")
     context = ids(123, seed=5 + len(field))
-    owned = OwnedArena(RUN, field, other, BUDGET)
+    owned = OwnedArena(RUN, field, other, 16 * 2**20)
     try:
         assert owned.arena is not None
         writing = owned.arena.begin(field, 0, context[:100])

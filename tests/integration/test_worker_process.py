@@ -6,15 +6,12 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from child_parts import awaited
-from distributed.deploy.subprocess import SubprocessWorker
-from worker_harness import Cluster, cluster, run_spec, weights
+from worker_harness import cluster, run_spec, weights, worker_process
 
 from libra.resources import wire
 from libra.tasks.envs.hop import HopEnvironment
@@ -22,16 +19,6 @@ from libra.tasks.envs.hop import HopEnvironment
 pytestmark = pytest.mark.cluster
 
 GONE = 10.0
-
-
-@asynccontextmanager
-async def worker_process(c: Cluster, worker_class: str) -> AsyncIterator[str]:
-    """A worker beside the cluster's own; its address."""
-    options = {"nthreads": 4, "name": "own", "host": "127.0.0.1", "dashboard": False}
-    worker = SubprocessWorker(c.scheduler.address, worker_class=worker_class, name="own", worker_kwargs=options)
-    async with worker:
-        await asyncio.wait_for(c.client.wait_for_workers(2), 60)
-        yield next(ws.address for ws in c.scheduler.workers.values() if ws.name == "own")
 
 
 @pytest.mark.parametrize("worker_class", ["distributed.Worker", "distributed.Nanny"])

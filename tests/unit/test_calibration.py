@@ -160,6 +160,24 @@ def test_the_published_table_is_marked_as_such_in_plans() -> None:
     assert planner.plan(records(200)).provenance.startswith("published (a800_published")
 
 
+def test_the_published_table_says_which_rows_are_interpolated_and_which_columns_derived() -> None:
+    profile = load_profile("a800_published")
+    provenance = profile.provenance
+    assert "paper" in provenance.source
+    derived = RolloutCosts.from_specs(load_model(profile.model), load_hardware(profile.hardware), slots=512)
+    for column in provenance.derived:
+        for row in profile.rollout:
+            name = {"capacity_tokens": "capacity"}.get(column, column.removesuffix("_s"))
+            assert getattr(row, column) == pytest.approx(getattr(derived.of(row.tp), name), rel=1e-3), (column, row.tp)
+    rows = {f"tp{row.tp}": row for row in profile.rollout}
+    assert set(rows) == {*provenance.interpolated, *provenance.fitted}
+    for column in ("step_s", "token_s"):
+        factor = [
+            getattr(row, column) / getattr(derived.of(row.tp), column.removesuffix("_s")) for row in profile.rollout
+        ]
+        assert factor == pytest.approx(np.geomspace(factor[0], factor[-1], len(factor)), rel=1e-3)
+
+
 def test_a_correction_follows_a_bias_and_ignores_one_wild_value() -> None:
     correction = Correction()
     rng = np.random.default_rng(0)

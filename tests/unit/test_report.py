@@ -112,6 +112,18 @@ def test_text_of_models_and_tools_stays_text(tmp_path: Path, monkeypatch: pytest
     assert not {"\x1b", "\x07", "\u202e"} & set(html)
 
 
+def test_a_worker_that_was_lost_is_named_with_its_reason_and_when_it_was_back(copy: Path) -> None:
+    summary = json.loads((copy / "summary.json").read_text())
+    outage = {"worker": "rollout-0", "role": "rollout", "at": 61.2, "reason": f"vLLM is dead: {HOSTILE}"}
+    summary |= {"restarts": 2, "outages": [outage | {"seconds": 33.4}, outage | {"seconds": None}]}
+    (copy / "summary.json").write_text(json.dumps(summary))
+    page = report(copy)
+    assert "workers that lost their role" in page.text
+    for words in ("rollout-0", "61 s", "33.4 s", "never", "vLLM is dead: <script>"):
+        assert words in page.text
+    assert "script" not in page.tags
+
+
 def test_an_unfinished_run_has_a_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", steps=3, finish=False)
     page = report(folder.path)

@@ -10,8 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from libra.pipeline.commands.simulate import simulate
-from libra.pipeline.simulate.pages import paper_page
-from libra.pipeline.simulate.paper import Figure, judged
 from libra.pipeline.simulate.scenario import load_scenario
 from libra.resources.errors import ConfigError
 from libra.resources.specs.files import shipped
@@ -65,22 +63,6 @@ def test_a_wrong_scenario_names_the_key(scenario: Path) -> None:
     result = CliRunner().invoke(simulate, [str(scenario)])
     assert isinstance(result.exception, ConfigError)
     assert "variants" in str(result.exception)
-
-
-def test_a_figure_far_from_the_published_one_says_so_and_why() -> None:
-    far = judged("g", "x", "s", 100.0, [50.0, 60.0], 0.1, "the reason")
-    near = judged("g", "x", "s", 100.0, [99.0], 0.1, "the reason")
-    assert far.status == "not reproduced"
-    assert "-45%" in far.remark
-    assert "the reason" in far.remark
-    assert near.status == "derived"
-    assert "the reason" not in near.remark
-
-
-def test_figures_without_a_simulation_are_marked() -> None:
-    page = paper_page([Figure("g", "a <figure>", "s", 1.0, None, "not reproduced", "why")])
-    assert "a &lt;figure&gt;" in page
-    assert "–" in page
 
 
 def test_several_runs_share_a_cluster(tmp_path: Path) -> None:

@@ -122,7 +122,9 @@ def test_a_dead_owner_s_arena_is_reaped_by_the_next_of_the_run(staging: Staging,
     code = (
         "import os; from libra.resources.kv.ownership import OwnedArena\n"
         "from libra.resources.kv.layout import KVLayout\n"
-        f"OwnedArena('{RUN}', 'dead', KVLayout(**{LAYOUT.to_json()!r}), {BUDGET}); os._exit(0)"
+        "import psutil\n"
+        f"OwnedArena('{RUN}', 'dead', KVLayout(**{LAYOUT.to_json()!r}), {BUDGET})\n"
+        "[guard] = psutil.Process().children(); guard.kill(); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     left = arena_path(RUN, "dead")

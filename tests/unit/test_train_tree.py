@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_the_search_equals_every_leaf_of_every_trace(model: str, gpus: int) -> N
 def test_every_node_has_a_reason_and_leaves_use_all_devices() -> None:
     nodes = tree().expand(16)
     assert all(node.reason for node in nodes)
-    assert {node.level for node in nodes} == {"TP", "EP", "PP", "DP"}
+    assert {node.level for node in nodes} == {"TP", "EP", "PP", "DP", "MB", "RC"}
     for node in nodes:
         if node.level == "DP" and node.kept:
             assert node.strategy is not None
@@ -81,3 +82,41 @@ def test_slow_links_make_communication_a_larger_share() -> None:
     slow = A800.model_copy(update={"nvlink_gb_per_s_per_direction": 20.0})
     nodes = TrainTree(TrainingCosts(load_model("Qwen3-14B"), slow, LENGTHS), limits_of("megatron")).expand(8)
     assert any(node.degrees[0] == 8 and "communication/compute" in node.reason for node in nodes)
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("Qwen3-14B", 16), ("Qwen3-14B", 12), ("Qwen3-30B-A3B", 8)])
+def test_the_trace_is_complete(model: str, gpus: int) -> None:
+    """Every combination of degrees is a leaf of the trace or below a node that is pruned in it."""
+    traced = tree(model)
+    nodes = traced.expand(gpus)
+    kept = {(n.degrees, n.recompute) for n in nodes if n.level == "RC" and n.kept}
+    pruned = {(n.degrees, n.recompute) for n in nodes if not n.kept}
+    spec = load_model(model)
+    seen = 0
+    for tp, ep, pp, micro, policy in product(
+        (1, 2, 4, 8), divisors(max(1, spec.experts)), divisors(spec.layers), (1, 2, 4), ("none", "selective", "full")
+    ):
+        dp = gpus // (tp * ep * pp)
+        path = (tp, ep, pp, dp, micro)
+        prefixes = [((*path[:i], *(0,) * (5 - i)), None) for i in range(1, 6)] + [(path, policy)]
+        cut = [prefix for prefix in prefixes if prefix in pruned]
+        assert bool(cut) != ((path, policy) in kept), (path, policy)
+        seen += (path, policy) in kept
+    assert seen == len(kept) > 0
+    assert len({(n.level, n.degrees, n.recompute) for n in nodes}) == len(nodes)
+
+
+def divisors(number: int) -> list[int]:
+    return [degree for degree in range(1, number + 1) if number % degree == 0]
+
+
+def test_experts_are_divided_by_any_divisor_that_packs_a_node() -> None:
+    sixty = load_model("Qwen3-30B-A3B").model_copy(update={"experts": 60})
+    six = A800.model_copy(update={"gpus_per_node": 6})
+    nodes = TrainTree(TrainingCosts(sixty, six, LENGTHS), limits_of("megatron")).expand(12)
+    degrees = {n.degrees[1]: n for n in nodes if n.level == "EP" and n.degrees[0] == 1}
+    assert list(degrees) == divisors(60)
+    assert degrees[3].kept
+    assert degrees[6].kept
+    assert "straddle" in degrees[4].reason
+    assert "out of a node" in degrees[60].reason

@@ -6,11 +6,14 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from workloads import records
 
 from libra.resources.cost_model import TrainingCosts
 from libra.resources.cost_model.memory import RankMemory, rank_memory
 from libra.resources.cost_model.strategies import Strategies
+from libra.resources.cost_model.training import TrainingFactors
 from libra.resources.specs import load_hardware, load_model
 from libra.resources.types import TrainStrategy
 
@@ -33,6 +36,20 @@ def test_the_lower_bound_is_one(costs: TrainingCosts) -> None:
     bounds = costs.lower_bounds(Strategies.of(strategies()))
     for strategy, bound in zip(strategies(), bounds, strict=True):
         assert 0 < bound <= costs.seconds(strategy), strategy
+
+
+@given(
+    st.lists(st.floats(1, 40_960), min_size=1, max_size=40), st.sampled_from(["Qwen3-14B", "Qwen3-30B-A3B"]),
+    st.sampled_from([1, 2, 4]), st.integers(1, 60), st.sampled_from([1, 2, 4, 8]), st.integers(1, 4), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_the_lower_bound_is_one_for_any_lengths(
+    lengths: list[float], model: str, tp: int, dp: int, pp: int, micro: int, logprobs: bool
+) -> None:
+    factors = TrainingFactors(logprob_pass=logprobs)
+    costs = TrainingCosts(load_model(model), A800, np.array(lengths), factors)
+    strategy = TrainStrategy(tp, 1, pp, dp, micro)
+    assert 0 < costs.lower_bounds(Strategies.of([strategy]))[0] <= costs.seconds(strategy)
 
 
 def test_work_divides_over_ranks_but_not_below_the_longest_sequence() -> None:

@@ -55,7 +55,8 @@ EVENT = "libra-event"
 """``event`` and its fields: ``role`` (worker, role, state, version, error, given_up, and ``loads``, the version that a
 starting engine will look for), ``weights`` (worker, version, error), ``unbound`` (key, reason), ``lost`` (worker,
 role), ``residence`` (key, reason: its worker is lost, it was released and will not run again), ``alarm`` (where,
-error), ``progress`` (fields), ``replan`` (action, reason, and figures)."""
+error), ``progress`` (fields), ``replan`` (action, reason, and figures), ``kv_refused``
+(worker, reasons: {reason: how often more} KV was not loaded or not staged)."""
 
 # worker → worker, RPC
 KV_ENTRY = "libra_kv_entry"
@@ -73,14 +74,16 @@ RECALL = "libra-recall"
 START_ROLE = "libra-start-role"
 """``role``, ``epoch``, ``spec``, ``tp``, ``weights`` ({version, path, digest} or None)."""
 STOP_ROLE = "libra-stop-role"
-"""``epoch``: end the role's child processes, drop sessions; answered by `ROLE_STATE` ``stopped``."""
+"""``epoch``, ``run_ends``: end the role's child processes, drop sessions; answered by `ROLE_STATE` ``stopped``. Staged
+KV outlives a role that is changed or restarted; where ``run_ends``, the run's claim does, and the worker, with a role
+or without one, frees all that it keeps for the run before it answers."""
 DRAIN = "libra-drain"
 """``epoch``, ``drains``: whether a rollout role ends the requests that it has (their tokens so far are kept, their KV
 is staged) and takes none, or takes requests again."""
 LOAD_WEIGHTS = "libra-load-weights"
 """``epoch``, ``weights``: {version, path, digest}; answered by `WEIGHTS_LOADED`. Idempotent by version."""
 FORGET = "libra-forget"
-"""``trajectories``: drop their KV and their sessions."""
+"""``trajectories``: drop their KV, that of an earlier role too, and their sessions."""
 ANSWER = "libra-answer"
 """``answers``: [[number, stays, error]]: the policy's decision on an `ASK`: whether the trajectory goes on here, or why
 there is none."""

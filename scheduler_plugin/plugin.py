@@ -22,12 +22,13 @@ from libra.resources.bootstrap import Bootstrap
 from libra.resources.dask_settings import forget_prefixes
 from libra.resources.errors import DeadlineError
 from libra.resources.types import KVRoom, Migration
-from libra.scheduler_plugin import guests, roles, spans
+from libra.scheduler_plugin import guests, role_events, spans
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.binding import disown, split_key
 from libra.scheduler_plugin.claims import Claim
 from libra.scheduler_plugin.forwarding import Outbox
 from libra.scheduler_plugin.pool import Pool
+from libra.scheduler_plugin.refusals import Refusals
 from libra.scheduler_plugin.requests import Requests
 from libra.scheduler_plugin.retag import stimulus
 from libra.scheduler_plugin.roles import Duty
@@ -69,6 +70,7 @@ class LibraScheduler(SchedulerPlugin):
         self.claim: Claim | None = None
         self.stats: dict[str, Any] = {}
         """The engines' stats from the workers' heartbeats, by worker name."""
+        self._refusals = Refusals()
         self.scheduler: Any = None
         self._allowed_failures = 0
         self.pool: Pool
@@ -158,6 +160,7 @@ class LibraScheduler(SchedulerPlugin):
         self.pool.remove_worker(worker)
         live = {str(ws.name) for ws in scheduler.workers.values()}
         self.stats = {name: data for name, data in self.stats.items() if name in live}
+        self._refusals.forget(set(scheduler.workers))
 
     @_guarded
     def remove_client(self, scheduler: Any, client: str) -> None:
@@ -174,6 +177,11 @@ class LibraScheduler(SchedulerPlugin):
     def heartbeat(self, worker: Any, data: Any) -> None:
         """The extension's side of a worker's heartbeat."""
         self.stats[str(worker.name)] = data
+        reasons = self._refusals.new(worker.address, data["stats"].get("kv_refused", {}))
+        if reasons and self.claim is not None:
+            for reason, count in reasons.items():
+                self.alarms.counts[f"kv_refused:{reason}"] += count
+            self.tell("kv_refused", worker=str(worker.name), reasons=reasons)
 
     async def before_close(self) -> None:
         """The scheduler closes: end the roles while the workers still listen."""
@@ -210,14 +218,14 @@ class LibraScheduler(SchedulerPlugin):
     ) -> None:
         """`wire.ROLE_STATE`."""
         room = None if kv_room is None else KVRoom(**kv_room)
-        self.pool.reported(worker, roles.Reported(epoch, state, version, slots or 0, error, room))
+        self.pool.reported(worker, role_events.Reported(epoch, state, version, slots or 0, error, room))
 
     @_guarded
     def on_weights_loaded(
         self, epoch: int, version: int, digest: str = "", error: str | None = None, worker: str = ""
     ) -> None:
         """`wire.WEIGHTS_LOADED`."""
-        self.pool.loaded(worker, roles.Loaded(epoch, version, error))
+        self.pool.loaded(worker, role_events.Loaded(epoch, version, error))
 
     @_guarded
     def on_progress(self, fields: dict[str, Any], worker: str = "") -> None:

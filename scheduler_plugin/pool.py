@@ -16,7 +16,7 @@ from libra.resources import wire
 from libra.resources.errors import ClusterError
 from libra.resources.tags import GUEST, node_of
 from libra.resources.types import InstanceFacts
-from libra.scheduler_plugin import roles
+from libra.scheduler_plugin import role_events, roles
 from libra.scheduler_plugin.assignment import Candidate, candidate, fill
 from libra.scheduler_plugin.claims import Claim
 from libra.scheduler_plugin.retag import GUEST_QUANTITY, offered, retag, take_away, wake
@@ -45,12 +45,12 @@ class Pool:
         """Start the roles of a run."""
         self._claim = claim
         for name, duty in duties.items():
-            self._feed(name, roles.Want(duty))
+            self._feed(name, role_events.Want(duty))
 
     def end(self) -> None:
-        """Stop every role, without waiting for tasks."""
+        """Stop every role, without waiting for tasks, and have what workers keep for the run freed."""
         for name in list(self.states):
-            self._feed(name, roles.Want(None, at_once=True))
+            self._feed(name, role_events.RunEnds())
             if self.states[name].phase is Phase.ABSENT:
                 del self.states[name]
 
@@ -66,7 +66,11 @@ class Pool:
     @property
     def unfinished(self) -> list[str]:
         """What has not stopped yet, for messages."""
-        return [f"{n} ({s.duty}: {s.phase})" for n, s in self.states.items() if s.phase not in ("idle", "absent")]
+        return [
+            f"{n} ({s.duty or 'no role'}: {s.phase})"
+            for n, s in self.states.items()
+            if s.phase not in ("idle", "absent")
+        ]
 
     # Workers come and go.
 
@@ -76,7 +80,7 @@ class Pool:
         name = self._names[address] = str(worker.name)
         if name not in self.states:
             self.states[name] = RoleState(epoch=self._epoch)
-        self._feed(name, roles.Connected())
+        self._feed(name, role_events.Connected())
         self._fill_vacancies()
 
     def remove_worker(self, address: str) -> None:
@@ -86,7 +90,7 @@ class Pool:
             return
         if self._claim is not None:
             self._claim.table.withdraw(address)
-        self._feed(name, roles.Disconnected())
+        self._feed(name, role_events.Disconnected())
         if self.states[name].wanted is None:
             del self.states[name]
         self._fill_vacancies()
@@ -113,15 +117,15 @@ class Pool:
         able = next((c for c in self.candidates() if c.name == name), None)
         if duty is not None and able is not None and not able.may(duty.role):
             raise ClusterError(f"worker {name} may take {', '.join(able.capable)} only, not {duty.role}")
-        self._feed(name, roles.Want(duty))
+        self._feed(name, role_events.Want(duty))
 
-    def reported(self, address: str, report: roles.Reported) -> None:
+    def reported(self, address: str, report: role_events.Reported) -> None:
         """A worker's `ROLE_STATE`."""
         if (name := self._names.get(address)) is not None:
             version = None if report.version is None or report.version < 0 else report.version
             self._feed(name, replace(report, version=version))
 
-    def loaded(self, address: str, loaded: roles.Loaded) -> None:
+    def loaded(self, address: str, loaded: role_events.Loaded) -> None:
         """A worker's `WEIGHTS_LOADED`."""
         name = self._names.get(address)
         if name is not None and loaded.epoch == self.states[name].epoch:
@@ -131,15 +135,15 @@ class Pool:
     def published(self) -> None:
         """The run has new current weights."""
         for name in list(self.states):
-            self._feed(name, roles.Published())
+            self._feed(name, role_events.Published())
 
     def tick(self) -> None:
         """Deadlines, and workers that have drained."""
         for name, state in list(self.states.items()):
             if state.phase is Phase.DRAINING and self._drained(name, state):
-                self._feed(name, roles.Drained())
+                self._feed(name, role_events.Drained())
             elif state.deadline is not None or state.failures:
-                self._feed(name, roles.Tick())
+                self._feed(name, role_events.Tick())
 
     def refresh(self) -> None:
         """Publish what every worker offers, for workers that joined before the plugin did."""
@@ -149,7 +153,7 @@ class Pool:
 
     # How.
 
-    def _feed(self, name: str, event: roles.Event) -> None:
+    def _feed(self, name: str, event: role_events.Event) -> None:
         before = self.states[name]
         claim = self._claim
         limits = claim.limits if claim is not None else roles.Limits()
@@ -161,8 +165,6 @@ class Pool:
         self._epoch = max(self._epoch, after.epoch)
         worker = self._worker(name)
         if worker is not None:
-            if before.phase is Phase.DRAINING and after.phase is not Phase.DRAINING and claim is not None:
-                claim.table.withdraw(worker.address)  # with what it kept for trajectories that had left it
             self._publish(worker, after)
         for effect in effects:
             self._carry_out(name, worker, effect)
@@ -170,13 +172,13 @@ class Pool:
         if shown != (after.phase, after.duty, after.error, _loads(after)):
             self._announce(name, before, after)
 
-    def _carry_out(self, name: str, worker: Any, effect: roles.Effect) -> None:
-        if isinstance(effect, roles.Lost):
+    def _carry_out(self, name: str, worker: Any, effect: role_events.Effect) -> None:
+        if isinstance(effect, role_events.Lost):
             self._tell("lost", worker=name, role=effect.duty.role)
         if worker is None:
             return
         match effect:
-            case roles.Start(epoch, duty):
+            case role_events.Start(epoch, duty):
                 assert self._claim is not None, "a role starts within a run only"
                 self._send(
                     worker,
@@ -187,14 +189,14 @@ class Pool:
                     tp=duty.tp or 1,
                     weights=self._claim.weights,
                 )
-            case roles.Stop(epoch):
-                self._send(worker, wire.STOP_ROLE, epoch=epoch)
-            case roles.Load(epoch):
+            case role_events.Stop(epoch, run_ends):
+                self._send(worker, wire.STOP_ROLE, epoch=epoch, run_ends=run_ends)
+            case role_events.Load(epoch):
                 assert self._claim is not None, "weights are loaded within a run only"
                 self._send(worker, wire.LOAD_WEIGHTS, epoch=epoch, weights=self._claim.weights)
-            case roles.Drain(epoch, drains):
+            case role_events.Drain(epoch, drains):
                 self._send(worker, wire.DRAIN, epoch=epoch, drains=drains)
-            case roles.Evict(duty):
+            case role_events.Evict(duty):
                 take_away(self._scheduler, worker, duty.tag)
 
     def _publish(self, worker: Any, state: RoleState) -> None:
@@ -204,10 +206,8 @@ class Pool:
             return
         claim = self._claim
         if claim is not None:
-            if state.phase is Phase.DRAINING:
-                claim.table.retire(worker.address)
-            elif not state.offers:
-                claim.table.withdraw(worker.address)
+            if not state.offers:
+                claim.table.retire(worker.address)  # what it has staged stays while the worker lives
             elif state.duty is not None and state.duty.role == "rollout":
                 slots = state.slots or _slots(worker, state.duty)
                 facts = InstanceFacts(node_of(worker.resources, worker.host), state.kv_room)
@@ -253,20 +253,14 @@ class Pool:
         for name, duty in fill(list(away.values()), spare).items():
             left = next(n for n, d in away.items() if d == duty)
             del away[left], self.states[left]
-            self._feed(name, roles.Want(duty))
+            self._feed(name, role_events.Want(duty))
 
     def _drained(self, name: str, state: RoleState) -> bool:
         worker = self._worker(name)
         if worker is None or state.duty is None:
             return True
         tag = state.duty.tag
-        if any(tag in (task.resource_restrictions or ()) for task in worker.processing):
-            return False
-        # Its arena ends with it: those that it cut short may fetch their KV, for half of the time.
-        claim, deadline = self._claim, state.deadline
-        if claim is None or deadline is None or time.monotonic() > deadline - claim.limits.drain / 2:
-            return True
-        return not claim.table.awaited(worker.address)
+        return not any(tag in (task.resource_restrictions or ()) for task in worker.processing)
 
     def _worker(self, name: str) -> Any:
         """The connected worker (``WorkerState``) of that name, or None."""

@@ -23,6 +23,25 @@ from enum import StrEnum
 from libra.resources.errors import DeadlineError
 from libra.resources.tags import REWARD, TOOL, TRAIN, Role, rollout_tag
 from libra.resources.types import KVRoom
+from libra.scheduler_plugin.role_events import (
+    Connected,
+    Disconnected,
+    Drain,
+    Drained,
+    Effect,
+    Event,
+    Evict,
+    Load,
+    Loaded,
+    Lost,
+    Published,
+    Reported,
+    RunEnds,
+    Start,
+    Stop,
+    Tick,
+    Want,
+)
 
 
 class Phase(StrEnum):
@@ -105,113 +124,6 @@ class RoleState:
         return self.phase is Phase.READY and duty is not None and (duty.role != "rollout" or self.version is not None)
 
 
-# What happens to a worker.
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """The worker has joined the cluster."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The worker has left; nothing that ran there runs any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """It shall do ``duty``. ``at_once``: without waiting for running tasks."""
-
-    duty: Duty | None
-    at_once: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """The worker reports of the role started as ``epoch``: ``ready``, ``failed``, ``lost`` or ``stopped``."""
-
-    epoch: int
-    state: str
-    version: int | None = None
-    slots: int = 0
-    error: str | None = None
-    kv_room: KVRoom | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The engine has loaded ``version``, or failed to (``error``)."""
-
-    epoch: int
-    version: int
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """There are new current weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """No task of the duty is left on the worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Connected | Disconnected | Want | Reported | Loaded | Published | Drained | Tick
-
-# What shall be done about it.
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Tell the worker to start ``duty`` as ``epoch``, with the current weights."""
-
-    epoch: int
-    duty: Duty
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Tell the worker to end what it started as ``epoch``."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Tell the engine to load the current weights."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Tell a rollout role to cut its requests short, or (``drains`` false) to take requests again."""
-
-    epoch: int
-    drains: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Take the tasks of ``duty`` away from the worker, running ones too."""
-
-    duty: Duty
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A role that was ready is gone."""
-
-    duty: Duty
-
-
-Effect = Start | Stop | Load | Drain | Evict | Lost
 Step = tuple[RoleState, tuple[Effect, ...]]
 
 
@@ -223,8 +135,10 @@ def advance(state: RoleState, event: Event, now: float, limits: Limits, current:
             return _connected(state, now, limits, current)
         case Disconnected():
             return _disconnected(state)
-        case Want(duty, at_once):
-            return _want(state, duty, at_once, now, limits, current)
+        case Want(duty):
+            return _want(state, duty, now, limits, current)
+        case RunEnds():
+            return _run_ends(state, now, limits)
         case Reported():
             return _reported(state, event, now, limits, current)
         case Loaded():
@@ -253,7 +167,7 @@ def _disconnected(state: RoleState) -> Step:
     return replace(gone, failures=failures, error="the worker has left the cluster"), lost
 
 
-def _want(state: RoleState, duty: Duty | None, at_once: bool, now: float, limits: Limits, current: int | None) -> Step:
+def _want(state: RoleState, duty: Duty | None, now: float, limits: Limits, current: int | None) -> Step:
     asked = replace(state, wanted=duty)
     if duty != state.wanted or state.given_up:
         asked = replace(asked, failures=0, error=None)
@@ -263,9 +177,6 @@ def _want(state: RoleState, duty: Duty | None, at_once: bool, now: float, limits
             return _next(asked, now, limits, current)
         case Phase.STARTING if not same:
             return _stop(asked, now, limits)
-        case Phase.READY | Phase.DRAINING if not same and at_once:
-            state, effects = _stop(asked, now, limits)
-            return state, (*_evicting(asked), *effects)
         case Phase.READY if not same:
             return replace(asked, phase=Phase.DRAINING, deadline=now + limits.drain), _draining(state, True)
         case Phase.DRAINING if same:
@@ -273,9 +184,21 @@ def _want(state: RoleState, duty: Duty | None, at_once: bool, now: float, limits
     return asked, ()
 
 
+def _run_ends(state: RoleState, now: float, limits: Limits) -> Step:
+    """A worker without a role is told too: it may keep what one has left (staged KV)."""
+    asked = replace(state, wanted=None, failures=0, error=None)
+    if state.phase is Phase.ABSENT:
+        return asked, ()
+    stopping, effects = _stop(asked, now, limits, run_ends=True)
+    evicting = _evicting(asked) if state.phase in (Phase.READY, Phase.DRAINING) else ()
+    return stopping, (*evicting, *effects)
+
+
 def _reported(state: RoleState, report: Reported, now: float, limits: Limits, current: int | None) -> Step:
-    if report.epoch != state.epoch or state.duty is None or state.phase in (Phase.ABSENT, Phase.IDLE, Phase.FAILED):
+    if report.epoch != state.epoch or state.phase in (Phase.ABSENT, Phase.IDLE, Phase.FAILED):
         return state, ()
+    if state.duty is None:  # it had no role as the run ended
+        return _next(state, now, limits, current) if report.state == "stopped" else (state, ())
     reason = report.error or f"the {state.duty} role reported {report.state!r} and gave no reason"
     match state.phase, report.state:
         case Phase.STARTING, "ready":
@@ -344,7 +267,7 @@ def _tick(state: RoleState, now: float, limits: Limits, current: int | None) -> 
             waits = DeadlineError(f"running {state.duty} tasks to end", "their worker", limits.drain)
             stopped, effects = _stop(replace(state, error=str(waits)), now, limits)
             return stopped, (*_evicting(state), *effects)
-    waits = DeadlineError(f"the {state.duty} role to stop", "its worker's child process", limits.stop)
+    waits = DeadlineError(f"{_named(state.duty)} to stop", "its worker's child process", limits.stop)
     return _next(replace(state, error=str(waits)), now, limits, current)
 
 
@@ -368,8 +291,8 @@ def _ready(state: RoleState, now: float) -> RoleState:
     return replace(state, phase=Phase.READY, deadline=None, error=None, since=now)
 
 
-def _stop(state: RoleState, now: float, limits: Limits) -> Step:
-    return replace(state, phase=Phase.STOPPING, deadline=now + limits.stop), (Stop(state.epoch),)
+def _stop(state: RoleState, now: float, limits: Limits, run_ends: bool = False) -> Step:
+    return replace(state, phase=Phase.STOPPING, deadline=now + limits.stop), (Stop(state.epoch, run_ends),)
 
 
 def _take_out(state: RoleState, reason: str, now: float, limits: Limits) -> Step:
@@ -393,6 +316,10 @@ def _draining(state: RoleState, drains: bool) -> tuple[Drain, ...]:
     """Requests to an engine can be cut short and go on elsewhere; other tasks are left to end."""
     rollout = state.duty is not None and state.duty.role == "rollout"
     return (Drain(state.epoch, drains),) if rollout else ()
+
+
+def _named(duty: Duty | None) -> str:
+    return "what a role has left" if duty is None else f"the {duty} role"
 
 
 def _evicting(state: RoleState) -> Iterable[Evict]:

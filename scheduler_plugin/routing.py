@@ -2,7 +2,8 @@
 
 Pure: fed by the plugin, asked by it, no Dask. Invariants: an instance's load is the sum over the trajectories whose KV
 it holds; a trajectory that has ended leaves nothing behind; only instances and tool workers that are offered now are
-ever answered; where KV is staged, an instance that a trajectory has left keeps it until a segment elsewhere has ended.
+ever answered; where KV is staged, an instance that a trajectory has left keeps it until a segment elsewhere has ended,
+whatever becomes of its engine and its role, as long as its worker lives.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class RoutingTable:
         self.routes: dict[str, Route] = {}
         self.instances: dict[str, RolloutInstance] = {}
         self.retired: dict[str, RolloutInstance] = {}
-        """Instances that take nothing any more but keep staged KV."""
+        """Instances that take nothing now but keep what they have staged."""
         self.tools: dict[str, int] = {}
         """Sessions by address of the tool workers that are ready."""
         self._tags = frozenset(rollout_tag(bucket.tp) for bucket in buckets)
@@ -68,36 +69,30 @@ class RoutingTable:
         self.tools.setdefault(address, 0)
 
     def retire(self, address: str) -> None:
-        """A rollout instance takes nothing any more. Where KV is staged, it keeps what it holds for trajectories."""
-        instance = self.instances.get(address)
-        if not self.staging or instance is None:
-            self.withdraw(address)
-            return
-        staying = [route for route in self.routes.values() if route.instance == address]
-        self.withdraw(address)
-        self.retired[address] = instance
-        for route in staying:
-            route.left.append(address)
-
-    def awaited(self, address: str) -> bool:
-        """Whether an instance keeps staged KV for trajectories that have not arrived elsewhere yet."""
-        return any(address in route.left for route in self.routes.values())
-
-    def withdraw(self, address: str) -> None:
-        """A worker takes nothing any more, and what it held for trajectories is gone."""
-        self.retired.pop(address, None)
-        if self.instances.pop(address, None) is not None:
+        """A worker takes nothing now: its engine or its tools are gone, or it is to have another role. Where KV is
+        staged, an instance keeps that of the trajectories that were there."""
+        instance = self.instances.pop(address, None)
+        if instance is not None:
             self._listed = None
             for route in self.routes.values():
                 if route.instance == address:
                     route.instance, route.held = None, 0
-        for route in self.routes.values() if self.staging else ():
-            if address in route.left:
-                route.left.remove(address)
+                    if self.staging:
+                        route.left.append(address)
+            if self.staging:
+                self.retired[address] = instance
         if self.tools.pop(address, None) is not None:
             for route in self.routes.values():
                 if route.session == address:
                     route.session = None
+
+    def withdraw(self, address: str) -> None:
+        """A worker is gone, with all that it held for trajectories."""
+        self.retire(address)
+        self.retired.pop(address, None)
+        for route in self.routes.values() if self.staging else ():
+            if address in route.left:
+                route.left.remove(address)
 
     # Trajectories advance.
 
@@ -134,11 +129,13 @@ class RoutingTable:
         self._check(placement)
         if placement.address is None:
             placement = Placement(placement.tag, self._any(placement.tag, route.instance), placement.move)
+        was = route.instance
         left = self._hold(route, placement.address)
         if not self.staging:
             return placement, left
         if left is not None:
             route.left.append(left)
+        if was != placement.address:
             route.move = placement.move
         if placement.address in route.left:
             route.left.remove(placement.address)

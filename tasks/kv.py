@@ -1,9 +1,9 @@
-"""The worker's side of staged KV: the arena that a rollout role owns, and what a segment has to do with it.
+"""A rollout role's side of staged KV: the arena that its worker lends it, and what a segment has to do with it.
 
-A role whose engine can stage KV (`libra.tasks.engines.base.Engine.kv_layout`) owns one arena in shared memory, named by
-run and worker, so that whoever knows both finds it. Invariants: the arena is there before the role is ready and gone
-when the role has ended or its engine has died; what it holds is of the weights that its engine has (the engine changes
-the version while it is paused); nothing of a trajectory stays after `Staging.forget`.
+A role whose engine can stage KV (`libra.tasks.engines.base.Engine.kv_layout`) is lent the arena of its worker
+(`libra.tasks.arena`), which is named by run and worker, so that whoever knows both finds it. Invariants: the arena is
+there before the role is ready; what it holds is of the weights that its engine has (the engine changes the version
+while it is paused).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from libra.resources.errors import ConfigError
 from libra.resources.kv.arena import Arena
 from libra.resources.kv.entries import Entry
 from libra.resources.kv.layout import KVLayout
-from libra.resources.kv.ownership import OwnedArena, arena_name, arena_path, reap_arenas
+from libra.resources.kv.ownership import arena_path
 from libra.resources.types import Migration, Tokens
+from libra.tasks.arena import WorkerArena
 from libra.tasks.kv_fetch import Choice, Fetch, Fetched, Rates
 
 logger = logging.getLogger("distributed.libra.kv")
@@ -72,33 +73,31 @@ def informed(hint: Hint, choice: Choice) -> Hint:
 
 
 class Staging:
-    """The arena of one role: ``budget`` bytes, for the worker ``worker`` of ``run`` on ``node``. ``peer`` gives Dask's
-    RPC to a worker's address."""
+    """What one role of ``run`` does with the arena of its worker ``lender``: ``budget`` bytes, for the worker
+    ``worker`` on ``node``. ``peer`` gives Dask's RPC to a worker's address."""
 
-    def __init__(self, run: str, worker: str, node: str, budget: int, peer: Callable[[str], Any]) -> None:
+    def __init__(
+        self, lender: WorkerArena, run: str, worker: str, node: str, budget: int, peer: Callable[[str], Any]
+    ) -> None:
+        self.lender = lender
         self._run, self._worker, self._node, self._budget = run, worker, node, budget
         self._peer, self.rates = peer, Rates()
         self.path = arena_path(run, worker)
-        self._owned: OwnedArena | None = None
 
-    def open(self, layout: Mapping[str, Any] | None, kind: str, version: int) -> None:
-        """Make the arena, for an engine of that ``kind`` which has loaded its first weights, of ``version``. Takes
-        seconds per 10 GB. `ConfigError` if the engine stages no KV (``layout`` is None), `KVError` if it cannot be."""
+    async def open(self, layout: Mapping[str, Any] | None, kind: str, version: int) -> None:
+        """Borrow the arena, for an engine of that ``kind`` which has loaded its first weights, of ``version``.
+        `ConfigError` if the engine stages no KV (``layout`` is None), `KVError` if there can be no arena."""
         if layout is None:
             raise ConfigError(
                 f"engine.kv_arena = {self._budget} but engine.kind = {kind!r} stages no KV: use engine.kind = 'vllm', "
                 "or engine.kv_arena = 0"
             )
-        reap_arenas()
-        owned = OwnedArena(self._run, arena_name(self._worker), KVLayout(**layout), self._budget)
-        assert owned.arena is not None
-        owned.arena.set_weight_version(version)
-        self._owned = owned
+        await self.lender.lend(self._run, KVLayout(**layout), self._budget, version)
 
     @property
     def arena(self) -> Arena | None:
         """The arena while it is there."""
-        return None if self._owned is None else self._owned.arena
+        return self.lender.of(self._run)
 
     async def bring(self, trajectory: str, context: Tokens, hint: Hint, seconds: float) -> Hint:
         """Fetch KV of a trajectory that comes from another node, if that is cheaper than computing it; no longer than
@@ -143,6 +142,10 @@ class Staging:
         near = [str(arena_path(self._run, each.worker)) for each in hint.sources if each.node == self._node]
         return {"stage": hint.stage, "arenas": near}
 
+    def count(self, reasons: Iterable[str]) -> None:
+        """Why KV of a request was not loaded or not staged."""
+        self.lender.refused.update(reasons)
+
     def migration(self, hint: Hint, ended: Mapping[str, Any], context: int) -> Migration | None:
         """What became of the KV of a trajectory that had moved here, from the fields of its `Generated`; None of one
         that had not."""
@@ -163,24 +166,3 @@ class Staging:
             fetching=hint.fetching,
             prefilling=hint.prefilling,
         )
-
-    def forget(self, trajectories: Iterable[str]) -> None:
-        """Free what is staged of these."""
-        arena = self.arena
-        for trajectory in trajectories if arena is not None else ():
-            assert arena is not None
-            arena.release(trajectory)
-
-    def stats(self) -> dict[str, int]:
-        """Plain numbers for the heartbeat."""
-        arena = self.arena
-        if arena is None:
-            return {}
-        stats = arena.stats()
-        return {"kv_entries": stats.entries, "kv_used": stats.used_bytes, "kv_evicted": stats.evicted}
-
-    def take(self) -> OwnedArena | None:
-        """Give the arena up: nothing is staged or found here any more. The caller releases it (not on an event loop:
-        unmapping takes a while)."""
-        owned, self._owned = self._owned, None
-        return owned

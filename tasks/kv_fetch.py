@@ -29,6 +29,8 @@ PATIENCE = 2.0
 _LOOK_SECONDS = 0.02
 _MEMORY = 0.3
 """Weight of one measurement in the rate that follows it."""
+PROBING = 0.05
+"""Share of the time spent on computing, where that looked cheaper, which trying the link anew may cost."""
 
 Reply = dict[str, Any]
 
@@ -44,32 +46,50 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whether to fetch, and what fetching and computing would take in seconds (None: never measured here)."""
+    """Whether to fetch, and what fetching and computing would take in seconds (None: never measured here); ``probe``:
+    it looks dearer and is tried to see whether it still is."""
 
     fetch: bool
     fetching: float | None
     prefilling: float | None
+    probe: bool = False
 
 
 class Rates:
-    """What fetching and prefilling take at one instance: means of what they took, the recent weighing more."""
+    """What fetching and prefilling take at one instance: means of what they took, the recent weighing more.
+
+    Where fetching looks dearer it would never be measured again, and a link that has recovered would stay unused. So
+    it is tried anew, by a rule without clock or chance: every choice to compute saves `PROBING` of its time up, and
+    once what is saved covers what a fetch is expected to cost beyond computing, that fetch is a probe. By the
+    estimates, then, probes cost at most that share of the time spent on computing; the dearer the link looked, the
+    rarer they are. What a probe measures replaces the mean, which is too old to count.
+    """
 
     def __init__(self) -> None:
         self._byte_seconds: float | None = None
         self._token_seconds: float | None = None
+        self._saved = 0.0
+        self._probing = False
 
     def choose(self, nbytes: int, tokens: int) -> Choice:
-        """The cheaper of fetching ``nbytes`` and computing ``tokens``. What was never measured is tried: fetching
-        first."""
+        """The cheaper of fetching ``nbytes`` and computing ``tokens``, or a probe. What was never measured is tried:
+        fetching first."""
         fetching = None if self._byte_seconds is None else nbytes * self._byte_seconds
         prefilling = None if self._token_seconds is None else tokens * self._token_seconds
-        cheaper = fetching is None or prefilling is None or fetching <= prefilling
-        return Choice(cheaper, fetching, prefilling)
+        if fetching is None or prefilling is None or fetching <= prefilling:
+            self._saved = 0.0
+            return Choice(True, fetching, prefilling)
+        self._saved += PROBING * prefilling
+        if self._saved < fetching - prefilling:
+            return Choice(False, fetching, prefilling)
+        self._saved, self._probing = 0.0, True
+        return Choice(True, fetching, prefilling, probe=True)
 
     def fetched(self, nbytes: int, seconds: float) -> None:
         """A fetch of ``nbytes`` took ``seconds``."""
         if nbytes > 0:
-            self._byte_seconds = _follow(self._byte_seconds, seconds / nbytes)
+            before = None if self._probing else self._byte_seconds
+            self._byte_seconds, self._probing = _follow(before, seconds / nbytes), False
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         """Computing ``tokens`` took ``seconds`` (0: not measured)."""

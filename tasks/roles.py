@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from libra.resources import tags
 from libra.resources.types import KVRoom
 from libra.resources.types.run import RunSpec
+from libra.tasks.arena import WorkerArena
 from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment, EnvironmentConfig
 
@@ -24,15 +25,16 @@ from libra.tasks.envs.base import Environment, EnvironmentConfig
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a role is made from. ``tp``: the TP degree of a rollout's bucket. ``worker``: the Dask worker's name, and
-    ``node``: the label or host of where it runs (`libra.resources.tags.node_of`); ``peer`` gives Dask's RPC to another
-    worker's address. ``on_lost`` is called with why when a
-    ready role's child process has died; ``on_progress`` with plain values that a person may want to see."""
+    ``node``: the label or host of where it runs (`libra.resources.tags.node_of`); ``arena``: where the worker keeps
+    staged KV; ``peer`` gives Dask's RPC to another worker's address. ``on_lost`` is called with why when a ready role's
+    child process has died; ``on_progress`` with plain values that a person may want to see."""
 
     spec: RunSpec
     epoch: int
     tp: int | None
     worker: str
     node: str
+    arena: WorkerArena
     peer: Callable[[str], Any]
     on_lost: Callable[[str], None]
     on_progress: Callable[[dict[str, Any]], None]

@@ -2,7 +2,7 @@
 
 Invariants: a generate call ends exactly once (a segment, or an `InfraError` with the engine's own text); a call that is
 cancelled or runs out of time is aborted in the engine, which frees its slot; loading a version that is loaded does
-nothing; a role that shall stage KV is not ready without its arena (`libra.tasks.kv`).
+nothing; a role that shall stage KV is not ready without the arena of its worker (`libra.tasks.kv`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 
 from libra.resources.codec import segment_to_wire, tool_return_from_wire
 from libra.resources.errors import InfraError, TaskError
-from libra.resources.kv.arena import Arena
 from libra.resources.types import KVRoom, Segment, Tokens, TrajectoryId, WeightVersion
 from libra.tasks.child.host import error_text
 from libra.tasks.child.parent import ChildProcess
@@ -108,8 +107,11 @@ class RolloutRole(Role):
         self._loading = asyncio.Lock()
         self._stats: dict[str, Any] = {}
         budget = self._config.kv_arena
-        self._staging = Staging(self.spec.run, setting.worker, setting.node, budget, setting.peer) if budget else None
-        self._freeing: asyncio.Future[None] | None = None
+        self._staging = (
+            Staging(setting.arena, self.spec.run, setting.worker, setting.node, budget, setting.peer)
+            if budget
+            else None
+        )
         self.environment: Environment
         self.sessions: Sessions | None = None
         """Where tools are inline."""
@@ -143,15 +145,10 @@ class RolloutRole(Role):
         self._fail_pending(f"the engine of {self.setting.worker} is being stopped")
         if self.sessions is not None:
             self.sessions.close()
-        try:
-            if not self._engine.done():
-                self._give_up("the role was given up before its engine started")
-            elif self._engine.exception() is None:
-                await self._engine.result().stop(self.spec.stop_seconds / 2)
-        finally:
-            self._free_arena()
-            if self._freeing is not None:
-                await self._freeing
+        if not self._engine.done():
+            self._give_up("the role was given up before its engine started")
+        elif self._engine.exception() is None:
+            await self._engine.result().stop(self.spec.stop_seconds / 2)
 
     async def load(self, weights: WeightVersion) -> None:
         """Load published weights, once the engine is up. Raises `WeightError` (the old ones stay), `InfraError` or
@@ -164,7 +161,7 @@ class RolloutRole(Role):
             building = self.spec.start_seconds if self._loaded is None else 0.0
             loaded = await engine.call("load", seconds=building + self.spec.load_seconds, **asdict(weights))
             if self._staging is not None and self._loaded is None:
-                await self._make_arena(self._staging, loaded)
+                await self._staging.open(loaded["kv_layout"], self._config.kind, loaded["version"])
             self._kv_room = KVRoom(**loaded["kv_room"])
             self._loaded = loaded["version"]
 
@@ -192,6 +189,8 @@ class RolloutRole(Role):
             stream=sample_stream(self.spec, trajectory),
             **({} if staging is None else staging.wish(name, context, hint)),
         )
+        if staging is not None:
+            staging.count(end["refused"])
         return Segment(
             end["tokens"],
             end["logprobs"],
@@ -208,11 +207,6 @@ class RolloutRole(Role):
             migration=None if staging is None else staging.migration(hint, end, len(context)),
             tp=self.setting.tp or 1,
         )
-
-    @property
-    def arena(self) -> Arena | None:
-        """Where its KV is staged, if it is."""
-        return None if self._staging is None else self._staging.arena
 
     def drain(self, drains: bool) -> None:
         """End all requests now, with the tokens that they have, and take none; or take requests again."""
@@ -236,8 +230,6 @@ class RolloutRole(Role):
                         engine.send("abort", request=identifier)
         if engine is not None:
             engine.send("release", sequences=ended)
-        if self._staging is not None:
-            self._staging.forget(ended)
 
     @property
     def ready(self) -> bool:
@@ -256,8 +248,7 @@ class RolloutRole(Role):
 
     def stats(self) -> dict[str, Any]:
         sessions = {} if self.sessions is None else self.sessions.stats()
-        staged = {} if self._staging is None else self._staging.stats()
-        return {**self._stats, "pending": len(self._pending), **sessions, **staged}
+        return {**self._stats, "pending": len(self._pending), **sessions}
 
     async def _request(self, trajectory: str, **fields: Any) -> dict[str, Any]:
         """The fields of the engine's `Generated`."""
@@ -302,22 +293,6 @@ class RolloutRole(Role):
     def _place(self) -> Place:
         return Place(self.setting.tp or 1, None if self._staging is None else str(self._staging.path))
 
-    async def _make_arena(self, staging: Staging, loaded: dict[str, Any]) -> None:
-        """For an engine that has loaded its first weights. The role may be stopped meanwhile."""
-        making = asyncio.create_task(
-            asyncio.to_thread(staging.open, loaded["kv_layout"], self._config.kind, loaded["version"])
-        )
-        try:
-            await asyncio.shield(making)
-        except asyncio.CancelledError:
-            await asyncio.wait([making])  # a thread cannot be stopped, and what it has made must be freed
-            raise
-
-    def _free_arena(self) -> None:
-        owned = None if self._staging is None else self._staging.take()
-        if owned is not None:
-            self._freeing = asyncio.ensure_future(asyncio.to_thread(owned.release))
-
     def _give_up(self, reason: str) -> None:
         """There will be no engine: whoever waits for it to load weights ends too."""
         self._engine.set_exception(InfraError(reason))
@@ -341,7 +316,6 @@ class RolloutRole(Role):
 
     def _on_exit(self, death: str) -> None:
         self._fail_pending(death)
-        self._free_arena()
         self.setting.on_lost(death)
 
     def _fail_pending(self, reason: str) -> None:

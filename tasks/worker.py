@@ -2,7 +2,8 @@
 
 Invariants: a worker has one role at most, and brings up one at a time; an answer carries the epoch of the message it
 answers, so that the plugin can tell a stale one; a stream handler never raises (Dask would close the worker); the event
-loop is never blocked by a role; the role's processes end with the worker.
+loop is never blocked by a role; the role's processes end with the worker, and so does the KV arena, which outlives
+roles and ends with the run.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from distributed.worker_state_machine import CancelComputeEvent, UnpauseEvent
 from libra.resources import tags, wire
 from libra.resources.dask_settings import forget_prefixes
 from libra.resources.errors import LibraError
-from libra.resources.kv.arena import Arena
 from libra.resources.types import WeightVersion
 from libra.resources.types.run import RunSpec
+from libra.tasks.arena import WorkerArena
 from libra.tasks.child.host import error_text
 from libra.tasks.kv_fetch import KVServer
 from libra.tasks.line import Line
@@ -57,6 +58,7 @@ class LibraWorker(WorkerPlugin):
         self.worker = worker
         self.bodies = Bodies()
         self.line = Line(worker.batched_send)
+        self.arena = WorkerArena(str(worker.name))
         self.role: Role | None = None
         self.state = "none"
         """``none``, ``starting``, ``waiting`` (for weights), ``ready``, ``failed``, ``lost`` or ``stopped``."""
@@ -73,12 +75,12 @@ class LibraWorker(WorkerPlugin):
             wire.FORGET: self.on_forget,
             wire.ANSWER: self.on_answer,
         }
-        worker.handlers.update(KVServer(self._arena).handlers())
+        worker.handlers.update(KVServer(self.arena.of).handlers())
         worker.extensions[wire.EXTENSION] = self
 
     async def teardown(self, worker: Worker) -> None:
         """Called by Dask as the worker closes."""
-        self._spawn(self._end(self._replace(None)))
+        self._spawn(self._end(self._replace(None), run_ends=True))
         # What is under way ends too: a start is cancelled, a load fails with its engine, an ending is awaited.
         await asyncio.wait(list(self._work))
 
@@ -97,7 +99,7 @@ class LibraWorker(WorkerPlugin):
             "version": None if role is None else role.version,
             "state": self.state,
             "bodies": len(self.bodies),
-            "stats": {} if role is None else role.stats(),
+            "stats": {**({} if role is None else role.stats()), **self.arena.stats()},
         }
 
     # -- tags: the race-free protocol --------------------------------------------------------------
@@ -138,6 +140,7 @@ class LibraWorker(WorkerPlugin):
                     tp,
                     str(self.worker.name),
                     tags.node_of(self.worker.state.total_resources, get_address_host(self.worker.address)),
+                    self.arena,
                     self.worker.rpc,
                     on_lost=lambda error: self._on_lost(epoch, error),
                     on_progress=lambda fields: self._send(wire.PROGRESS, fields=fields),
@@ -148,9 +151,9 @@ class LibraWorker(WorkerPlugin):
             return
         self._spawn(self._start(new, self._replace(new), version))
 
-    def on_stop_role(self, epoch: int) -> None:
-        """Give the role up; answered by `wire.ROLE_STATE` ``stopped``."""
-        self._spawn(self._stop(self._replace(None), epoch))
+    def on_stop_role(self, epoch: int, run_ends: bool) -> None:
+        """Give the role up, and if the run ends, what is kept for it; answered by `wire.ROLE_STATE` ``stopped``."""
+        self._spawn(self._stop(self._replace(None), epoch, run_ends))
 
     def on_load_weights(self, epoch: int, weights: dict[str, Any]) -> None:
         """Load published weights; answered by `wire.WEIGHTS_LOADED`. Ignored if the role is of another epoch."""
@@ -165,18 +168,14 @@ class LibraWorker(WorkerPlugin):
             role.drain(drains)
 
     def on_forget(self, trajectories: list[str]) -> None:
-        """These trajectories have ended."""
+        """These trajectories have ended, or are elsewhere. What is staged of them may be of an earlier role."""
+        self.arena.forget(trajectories)
         if self.role is not None and self.state in ("waiting", "ready"):
             self.role.forget(trajectories)
 
     def on_answer(self, answers: list[Any]) -> None:
         """The policy has decided for residences on this worker."""
         self.line.answered(answers)
-
-    def _arena(self, run: str) -> Arena | None:
-        """The arena of the role, if it is of that run."""
-        role = self.role
-        return role.arena if isinstance(role, RolloutRole) and role.spec.run == run else None
 
     def _replace(self, new: Role | None) -> Role | None:
         """Make ``new`` the role and return the one before, which must still be stopped."""
@@ -194,6 +193,7 @@ class LibraWorker(WorkerPlugin):
         async with self._changing:
             if self.role is not role:
                 return  # superseded while the previous one ended
+            await self.arena.end(but=role.spec.run)
             self._bringing_up = asyncio.create_task(self._bring_up(role, weights))
             await asyncio.wait([self._bringing_up])
             self._bringing_up = None
@@ -214,20 +214,26 @@ class LibraWorker(WorkerPlugin):
             self.state = "waiting"
             self._report_if_ready(role)
 
-    async def _stop(self, role: Role | None, epoch: int) -> None:
-        error = await self._end(role)
+    async def _stop(self, role: Role | None, epoch: int, run_ends: bool) -> None:
+        error = await self._end(role, run_ends)
         if self.role is None:
             self.state = "stopped"
         self._report(None if role is None else role.name, epoch, "stopped", error=error)
 
-    async def _end(self, role: Role | None) -> str | None:
-        """Stop a role that has been replaced; what kept it from ending, if anything did."""
+    async def _end(self, role: Role | None, run_ends: bool = False) -> str | None:
+        """Stop a role that has been replaced, and with the run its arena; what kept the role from ending, if anything
+        did."""
         async with self._changing:
             try:
                 if role is not None:
                     await role.stop()
             except LibraError as error:
                 return str(error)
+            finally:
+                if run_ends:
+                    await self.arena.end()
+                else:
+                    self._spawn(self.arena.settle())
         return None
 
     async def _load(self, role: RolloutRole, weights: WeightVersion) -> None:
@@ -251,6 +257,7 @@ class LibraWorker(WorkerPlugin):
             self._report(role.name, role.epoch, "failed", error=error)
 
     def _on_lost(self, epoch: int, error: str) -> None:
+        self._spawn(self.arena.settle())
         role = self.role
         if role is None or role.epoch != epoch:
             return

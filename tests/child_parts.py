@@ -15,6 +15,7 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
+from libra.resources.kv.layout import KVLayout
 from libra.resources.types import Stream, Tokens, ToolReturn, ToolState, Trajectory
 from libra.resources.types.run import RunSpec
 from libra.tasks.engines.base import EngineConfig, Generated
@@ -78,6 +79,12 @@ class CrashingEngine(RandomEngine):
         if self.stats().steps == 2:
             raise RuntimeError("device-side assert: index 640 is out of bounds")
         return super().step()
+
+
+class StagingEngine(RandomEngine):
+    """Could stage KV of this layout."""
+
+    kv_layout = KVLayout("float32", layers=2, kv_heads=2, head_dim=4, block_size=4, tp=1, page_format="test")
 
 
 class DyingEngine(RandomEngine):

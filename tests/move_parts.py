@@ -4,7 +4,7 @@ the trajectories back and forth, and trajectories played to their reward without
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,27 @@ class RamblingHop(HopEnvironment):
 
 class MovesAThird(BucketPolicy):
     """Trajectories of every third group change between TP 1 and TP 2 at each return; the others stay where they began,
-    at either degree."""
+    at either degree. While there is no instance of a degree, they go to the other."""
 
     def place(
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
     ) -> Placement:
         group = int(request.prompt.removeprefix("train"))
         turn = len(request.history) if group % 3 == 0 else 0
-        return Placement(rollout_tag(1 + (group + turn) % 2))
+        degree = 1 + (group + turn) % 2
+        there = {each.tp for each in instances}
+        return Placement(rollout_tag(degree if degree in there or not there else 3 - degree))
+
+
+class AtHome(BucketPolicy):
+    """Trajectories of group n live on the instance ``rollout-{n % 3}``, and while that is away on the first one."""
+
+    def place(
+        self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
+    ) -> Placement:
+        home = f"rollout-{int(request.prompt.removeprefix('train')) % 3}"
+        ordered = sorted(instances, key=lambda each: (each.name != home, each.name))
+        return Placement(rollout_tag(1), ordered[0].address if ordered else None)
 
 
 def moves_spec(folder: Path, inline: bool, **changes: Any) -> RunSpec:
@@ -98,25 +111,43 @@ def form_of(play: Play, run: RunSpec) -> Form:
     return (Residences if run.inline else Pairs)(play.driver, play.run, run.max_turn_tokens)
 
 
-async def play_one(play: Play, run: RunSpec, form: Form, environment: RamblingHop, number: int) -> Draft:
-    """One trajectory to its last segment, a group of its own."""
+Pause = Callable[[Draft], Awaitable[None]]
+
+
+async def no_pause(draft: Draft) -> None:
+    """Go on at once."""
+
+
+async def play_one(
+    play: Play,
+    run: RunSpec,
+    form: Form,
+    environment: RamblingHop,
+    number: int,
+    member: int = 0,
+    pause: Pause = no_pause,
+) -> Draft:
+    """One trajectory to its last segment. ``pause`` is awaited before each call of a tool."""
     task = environment.task("train", number)
-    prompt, ident = environment.reset(task), TrajectoryId.parse(f"g{number}m0")
+    prompt, ident = environment.reset(task), TrajectoryId.parse(f"g{number}m{member}")
     draft = Draft(ident, number, 0, task, prompt, oldest=0, max_turns=MAX_TURNS, started=0.0)
     final = None
     try:
         while draft.next != "reward":
             await form.advance(draft, 0, lambda tool, segment, action: grow_draft(draft, tool, segment, action))
+            if draft.next == "tool":
+                await pause(draft)
         final = draft.length
     finally:
         play.driver.end(str(ident), final)
     return draft
 
 
-async def play_all(play: Play, run: RunSpec, count: int) -> list[Draft]:
-    """That many trajectories at once."""
+async def play_all(play: Play, run: RunSpec, count: int, first: int = 0) -> list[Draft]:
+    """That many trajectories at once, from number ``first`` on."""
     environment, form = environment_of(run), form_of(play, run)
-    return await asyncio.gather(*(play_one(play, run, form, environment, number) for number in range(count)))
+    numbers = range(first, first + count)
+    return await asyncio.gather(*(play_one(play, run, form, environment, number) for number in numbers))
 
 
 def rewards(run: RunSpec, drafts: Sequence[Draft]) -> list[float]:

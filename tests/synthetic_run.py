@@ -72,6 +72,7 @@ def _step(
             batch.append(one)
             view.emit(_ended(one, now + 2))
         view.emit(happened.Moved(now + 2, "load", 1000, 2_000_000, 0.25))
+        view.emit(happened.KVRefused(now + 2, {"version": 2}))
         view.emit(happened.GroupFinished(now + 2, version * groups + group, members, members, "usable"))
     if version % 5 == 4:
         view.emit(happened.GroupFinished(now + 2, 900 + version, members, members, "skipped"))

@@ -27,18 +27,18 @@ VLLM = [
 SIZES: dict[str, Any] = {"head_dim": 32, "initializer_range": 0.2}
 
 
-def vllm_model(seed: int) -> Any:
+def vllm_model(seed: int, kv_heads: int = 2) -> Any:
     """A tiny Qwen3 with a head dimension that vLLM knows."""
     from tiny_models import tiny_model
 
-    return tiny_model("qwen3", seed=seed, vocabulary=VOCAB, **SIZES)
+    return tiny_model("qwen3", seed=seed, vocabulary=VOCAB, num_key_value_heads=kv_heads, **SIZES)
 
 
-def publish_model(directory: Path, version: int) -> WeightVersion:
+def publish_model(directory: Path, version: int, kv_heads: int = 2) -> WeightVersion:
     """Publish the model of seed ``version`` as that version."""
     from tiny_models import publish
 
-    return publish(vllm_model(version), directory, version)
+    return publish(vllm_model(version, kv_heads), directory, version)
 
 
 class CoinEnvironment(CountingEnvironment):

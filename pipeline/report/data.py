@@ -95,6 +95,7 @@ def _summary_so_far(metrics: Metrics) -> dict[str, Any]:
         "sampled_tokens": totals["sampled"],
         "failures": totals["failures"],
         "moves": totals["moves"],
+        "kv_refused": totals["kv_refused"],
         "restarts": totals["restarts"],
         "outages": totals["outages"],
         "policy": last["policy"],

@@ -136,7 +136,7 @@ def staleness_and_speed(data: ReportData) -> str:
 
 
 def endings(data: ReportData) -> str:
-    """Tables of ends, failures, groups, moves and outages."""
+    """Tables of ends, failures, groups, moves, KV that was not used, and outages."""
     total = sum(data.trajectories.ends.values())
     ends = {name: f"{count:,} ({100 * count / total:.0f} %)" for name, count in data.trajectories.ends.most_common()}
     failures = {name: f"{count:,}" for name, count in (data.summary.get("failures") or {}).items()}
@@ -153,6 +153,9 @@ def endings(data: ReportData) -> str:
         tables.append(("the bucket policy", _table({name: f"{value:,.6g}" for name, value in policy.items()})))
     if moves := data.summary.get("moves"):
         tables.append(("moves to another instance, by the way of the KV", _table(_moves(moves))))
+    if refused := data.summary.get("kv_refused"):
+        rows = {reason: f"{count:,}" for reason, count in sorted(refused.items())}
+        tables.append(("KV not loaded, or not staged, by reason", _table(rows)))
     return _pair(tables) + _outages(data)
 
 

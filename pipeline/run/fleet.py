@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from libra.pipeline.run.waits import Changes, Emit
-from libra.pipeline.view.events import Failed, Note, Progress, RoleChanged
+from libra.pipeline.view.events import Failed, KVRefused, Note, Progress, RoleChanged
 from libra.resources.errors import ClusterError, InfraError, ResidenceLostError
 
 
@@ -65,6 +65,8 @@ class Fleet:
                 self._emit(Failed(now, "alarm", fields["where"], fields["error"]))
             case "replan":
                 self._emit(Note(now, f"planner: {fields['action']}: {fields['reason']}"))
+            case "kv_refused":
+                self._emit(KVRefused(now, fields["reasons"]))
             case "progress":
                 values = dict(fields["fields"])
                 self._emit(Progress(now, str(values.pop("what", "cold start")), values))

@@ -92,6 +92,15 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class KVRefused:
+    """KV was not loaded, so that it was computed again, or not staged: how often more, by reason
+    (`libra.tasks.engines.base.Generated`)."""
+
+    time: float
+    reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How much runs now, for people to look at; not accounted. Keys as in `InFlight`."""
 
@@ -244,6 +253,7 @@ class RunEnded:
 
 
 Event = (
-    RunStarted | Progress | RoleChanged | InFlight | Worked | Moved | Load | PolicyState | WaitStarted | WaitEnded
+    RunStarted | Progress | RoleChanged | InFlight | Worked | Moved | KVRefused | Load | PolicyState | WaitStarted
+    | WaitEnded
     | TrajectoryEnded | GroupFinished | StepTrained | Published | EvalFinished | Failed | Note | RunEnded
 )  # fmt: skip

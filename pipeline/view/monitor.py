@@ -51,6 +51,7 @@ class RunMonitor:
         self.failures: Counter[str] = Counter()
         self.groups: Counter[str] = Counter()
         self.moves: dict[str, dict[str, float]] = {}
+        self.kv_refused: Counter[str] = Counter()
         self.restarts = Restarts()
         self.policy: dict[str, float] = {}
         self.staleness: Counter[int] = Counter()
@@ -81,6 +82,7 @@ class RunMonitor:
         self.failures.update(totals["failures"])
         self.groups.update(totals["groups"])
         self.moves = {way: dict(sums) for way, sums in totals["moves"].items()}
+        self.kv_refused.update(totals["kv_refused"])
         self.restarts.restore(totals["restarts"], totals["outages"])
         self.staleness.update({int(key): count for key, count in totals["staleness"].items()})
         self._ema, self._ema_weight = totals["ema"]
@@ -107,6 +109,8 @@ class RunMonitor:
                 self.idle.worked(event)
             case happened.Moved():
                 self._moved(event)
+            case happened.KVRefused():
+                self.kv_refused.update(event.reasons)
             case happened.Load():
                 self._load = event.running
             case happened.PolicyState():
@@ -196,6 +200,7 @@ class RunMonitor:
             "sampled_tokens": self.sampled,
             "failures": dict(self.failures),
             "moves": self.moves,
+            "kv_refused": dict(self.kv_refused),
             "restarts": self.restarts.count,
             "outages": self.restarts.plain(),
             "policy": self.policy,
@@ -294,6 +299,7 @@ class RunMonitor:
             "failures": dict(self.failures),
             "groups": dict(self.groups),
             "moves": {way: dict(sums) for way, sums in self.moves.items()},
+            "kv_refused": dict(self.kv_refused),
             "restarts": self.restarts.count,
             "outages": self.restarts.plain(),
             "staleness": {str(value): count for value, count in sorted(self.staleness.items())},

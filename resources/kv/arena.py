@@ -55,6 +55,11 @@ class Arena:
         """The version of the weights of the engine that stages here."""
         return int(self.segment.head["weight_version"][0])
 
+    @property
+    def removed(self) -> bool:
+        """Whether its owner has removed it; another may lie at its path by now."""
+        return self.segment.removed
+
     # -- writing ----------------------------------------------------------------------------------
 
     def begin(self, trajectory: str, version: int, tokens: NDArray[np.int32]) -> Writing | Refused:

@@ -6,8 +6,8 @@ that installing needs no CUDA compiler. A *batch of copies* (``cudaMemcpyBatchAs
 page costs a copy, which pays for large pages, and it is the way to memory that could not be registered.
 
 Invariants: importing this needs no CUDA package and makes no CUDA context; a move runs on a stream of its own, after
-whatever the stream that it follows held at the call, and is over when the call returns; nothing is launched for a block
-or an extent out of bounds.
+whatever the stream that it follows held at the call, and is over when the call returns; moves into extents and moves
+out of them do not wait for each other; nothing is launched for a block or an extent out of bounds.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class DeviceCache:
 
     def _move(self, job: PageJob) -> int:
         if job.nbytes:
-            _mover(self._device).move(job, self.way, self._follow())
+            _mover(self._device, job.to_extents).move(job, self.way, self._follow())
         return job.nbytes
 
 
@@ -198,7 +198,8 @@ class Mover:
 
 
 @cache
-def _mover(device: int) -> Mover:
+def _mover(device: int, to_extents: bool) -> Mover:
+    """One for each direction: what is loaded in a step shall not wait for what is saved beside it."""
     return Mover(device)
 
 

@@ -126,6 +126,11 @@ class Segment:
                 raise
             int(self.extents[:, :: mmap.PAGESIZE].max())  # kernels before 5.14: touch them
 
+    @property
+    def removed(self) -> bool:
+        """Whether the file has been removed."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
     def close(self) -> None:
         """Unmap; the file stays."""
         if self._descriptor < 0:

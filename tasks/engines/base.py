@@ -9,7 +9,7 @@ while it stays, and is dropped when new weights are loaded; a request ends exact
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +37,8 @@ class EngineConfig(Config):
     """Threads of the engine process."""
     kv_arena: Bytes = Field(default=0, ge=0)
     """Bytes of shared memory on each rollout worker in which KV is staged, so that a trajectory that moves to another
-    instance takes its KV along; 0: none is. Only engines that can stage (``vllm``)."""
+    instance takes its KV along; 0: none is. They are taken until the run ends, whatever role the worker has later. Only
+    engines that can stage (``vllm``)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the kind."""
 
@@ -95,7 +96,9 @@ class Generated:
 
     ``loaded``: of the reused tokens, those whose KV came from an arena; ``staged``: tokens whose KV goes into the
     worker's (known of requests that ended by themselves only); ``kv_seconds``: from when it was first scheduled until
-    the KV of its context was there, loaded or computed (0: not measured)."""
+    the KV of its context was there, loaded or computed (0: not measured); ``refused``: why KV of it was not loaded (a
+    `libra.resources.kv.entries.Reason`, or ``lost`` during the copy) or not staged (``stage_`` and the reason;
+    ``stage_failed``: a copy failed, maybe of an earlier request)."""
 
     id: str
     sequence: str
@@ -109,6 +112,7 @@ class Generated:
     loaded: int = 0
     staged: int = 0
     kv_seconds: float = 0.0
+    refused: tuple[str, ...] = ()
 
 
 def check_ids(request: GenerateRequest, vocabulary: int) -> None:
@@ -139,8 +143,6 @@ class EngineStats:
     prefilled: int
     reused: int
     steps: int
-    kv_refused: dict[str, int] = field(default_factory=dict)
-    """How often KV was not loaded or not staged, by reason."""
 
 
 class Engine(ABC):

@@ -125,7 +125,6 @@ class VllmEngine(Engine):
             prefilled=self._prefilled,
             reused=self._reused,
             steps=self._core.meter.steps,
-            kv_refused=dict(self._core.meter.kv_refused),
         )
 
     @property

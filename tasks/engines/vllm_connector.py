@@ -5,14 +5,21 @@ for the longest common prefix is loaded, unless the engine has as much itself; a
 computed is staged in the engine's own arena. Half of this object lives in EngineCore, beside vLLM's scheduler, and
 decides; the other half in each rank, and copies its heads.
 
+What is staged is copied beside the steps, by a thread of each rank: vLLM keeps the blocks of an ended request until all
+ranks have reported it. What is loaded is copied inside the step that uses it: a load beside the steps would leave its
+request in a state (waiting for remote KV) in which vLLM neither resets its cache nor completes a pause, and a change of
+weights must find no load under way.
+
 Invariants: KV is found and staged under the version that the own arena says the weights have, so KV computed under two
-versions is not staged and KV of another version is not loaded; loads are part of the step that uses them, so that a
-change of weights finds none under way; a load that failed, or found the weights changed, is reported to vLLM, which
-computes those blocks anew. Whatever is not loaded or not staged is counted by its reason.
+versions is not staged and KV of another version is not loaded; a pause ends only when all that was being staged is
+published or given up (a request with blocks that are being copied is work to EngineCore); a load that failed, or found
+the weights changed, is reported to vLLM, which computes those blocks anew; a copy that fails dooms its entry. Whatever
+is not loaded or not staged is counted by its reason.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +32,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 
 from libra.resources.errors import KVError
 from libra.resources.kv.arena import Arena
 from libra.resources.kv.entries import Entry, Refused, Ticket, Writing
+from libra.resources.kv.gpu import DeviceCache
 from libra.resources.kv.layout import KVLayout
 from libra.resources.kv.move import RankCache, load, stage
 from libra.tasks.engines.rank_cache import rank_cache
+from libra.tasks.engines.vllm_mover import Mover
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,6 +53,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
+logger = logging.getLogger(__name__)
 PATIENCE = 2.0
 """Seconds that a request waits for KV of its sequence that is being staged."""
 
@@ -66,6 +77,17 @@ class SaveJob:
     request: str
     ticket: Ticket
     blocks: list[int]
+
+
+@dataclass
+class Failures(KVConnectorWorkerMetadata):
+    """What ranks could not stage: errors by request."""
+
+    errors: dict[str, str]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Failures:
+        assert isinstance(other, Failures)
+        return Failures({**self.errors, **other.errors})
 
 
 @dataclass
@@ -94,10 +116,13 @@ class ArenaConnector(KVConnectorBase_V1):
         self._told: dict[str, dict[str, Any]] = {}
         self._computed_under: dict[str, int] = {}
         self._writing: dict[str, Writing] = {}
-        # A rank's half.
+        self._failed = 0
+        # A rank's half. Its thread has a mapping of the own arena to itself.
         self._cache: RankCache | None = None
         self._rank = 0
-        self._staged: set[str] = set()
+        self._mover: Mover[tuple[SaveJob, torch.cuda.Event | None]] | None = None
+        self._written: dict[str, Arena] = {}
+        self._errors: dict[str, str] = {}
         self._unloaded: set[int] = set()
 
     @classmethod
@@ -178,6 +203,8 @@ class ArenaConnector(KVConnectorBase_V1):
         version = self._computed_under.pop(identifier, None)
         self._has_context(identifier)
         told = self._told.pop(identifier, {"refused": []})
+        told["refused"] += ["stage_failed"] * self._failed
+        self._failed = 0
         # Steps may be under way whose tokens nobody has seen yet.
         count = min(request.num_computed_tokens - request.num_in_flight_tokens, request.num_tokens)
         count = min(count, len(block_ids) * self._layout.block_size)
@@ -192,8 +219,7 @@ class ArenaConnector(KVConnectorBase_V1):
         return True, {**told, "staged": count}
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Every rank has copied these: publish them (a rank that failed has doomed its entry). And what a rank could
-        not load is computed."""
+        """Every rank has copied these: publish them, unless one failed. And what a rank could not load is computed."""
         invalid = connector_output.invalid_block_ids
         for identifier, job in self._loading.items():
             if invalid.intersection(job.blocks) and identifier in self._told:
@@ -204,6 +230,14 @@ class ArenaConnector(KVConnectorBase_V1):
         for identifier, (request, _) in list(self._began.items()):
             if request.num_computed_tokens >= request.num_prompt_tokens:
                 self._has_context(identifier)
+        failures = connector_output.kv_connector_worker_meta
+        for identifier, error in failures.errors.items() if isinstance(failures, Failures) else ():
+            writing = self._writing.pop(identifier, None)
+            if writing is not None:  # the first rank that failed
+                logger.error("KV of request %s was not staged: %s", identifier, error)
+                self._failed += 1
+                with writing:
+                    pass  # given up
         for identifier in connector_output.finished_sending or ():
             writing = self._writing.pop(identifier, None)
             if writing is not None:
@@ -225,6 +259,8 @@ class ArenaConnector(KVConnectorBase_V1):
         ordered = sorted(kv_caches.items(), key=lambda named: extract_layer_index(named[0]))
         self._rank = get_tensor_model_parallel_rank()
         self._cache = rank_cache([tensor for _, tensor in ordered])
+        device = ordered[0][1].device
+        self._mover = Mover(self._save, lambda: _own_stream(device))
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         for job in self._jobs_of_step().loads:
@@ -239,21 +275,30 @@ class ArenaConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         for job in self._jobs_of_step().saves:
-            self._save(job)
-            self._staged.add(job.request)
+            assert self._mover is not None
+            self._mover.add(job.request, (job, _computed(self._cache)))
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        staged, self._staged = self._staged, set()
-        return staged or None, None
+        ended = {} if self._mover is None else self._mover.take()
+        self._errors = {request: error for request, error in ended.items() if error is not None}
+        return set(ended) or None, None
+
+    def build_connector_worker_meta(self) -> Failures | None:
+        errors, self._errors = self._errors, {}
+        return Failures(errors) if errors else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         unloaded, self._unloaded = self._unloaded, set()
         return unloaded
 
     def shutdown(self) -> None:
-        for arena in self._arenas.values():
-            arena.close()
-        self._arenas.clear()
+        if self._mover is not None:
+            self._mover.close()
+            self._mover = None
+        for arenas in (self._arenas, self._written):
+            for arena in arenas.values():
+                arena.close()
+            arenas.clear()
 
     def _load(self, job: LoadJob) -> bool:
         arena, own = self._arena(job.arena), self._arena(self._own)
@@ -267,10 +312,14 @@ class ArenaConnector(KVConnectorBase_V1):
         whole = load(arena, entry, self._cache, blocks, self._layout, self._rank, job.first_block, self._threads)
         return whole and own.weight_version == job.version
 
-    def _save(self, job: SaveJob) -> None:
-        own = self._arena(self._own)
+    def _save(self, job_and_step: tuple[SaveJob, torch.cuda.Event | None]) -> None:
+        """In the rank's thread, once the step that handed it over is computed."""
+        job, computed = job_and_step
+        if computed is not None:
+            computed.synchronize()
+        own = _attached(self._written, self._own, writable=True)
         if own is None:
-            return
+            raise KVError(f"the arena {self._own} ended before KV of {job.request} was copied into it")
         assert self._cache is not None
         writing = own.join(job.ticket)
         if isinstance(writing, Refused):
@@ -285,13 +334,7 @@ class ArenaConnector(KVConnectorBase_V1):
 
     def _arena(self, path: str) -> Arena | None:
         """The arena, if it is there: the own one comes once the worker knows the engine's layout."""
-        arena = self._arenas.get(path)
-        if arena is None:
-            try:
-                arena = self._arenas[path] = Arena(Path(path), writable=path == self._own)
-            except KVError:
-                return None
-        return arena
+        return _attached(self._arenas, path, writable=path == self._own)
 
 
 def engine_layout(vllm_config: VllmConfig) -> KVLayout:
@@ -306,6 +349,34 @@ def engine_layout(vllm_config: VllmConfig) -> KVLayout:
         tp=parallel.tensor_parallel_size,
         page_format=_page_format(vllm_config),
     )
+
+
+def _attached(arenas: dict[str, Arena], path: str, writable: bool) -> Arena | None:
+    """The arena at ``path``, from or into ``arenas``; None if none is there. One that its worker has replaced since is
+    let go."""
+    if path in arenas and arenas[path].removed:
+        arenas.pop(path).close()
+    if path not in arenas:
+        try:
+            arenas[path] = Arena(Path(path), writable)
+        except KVError:
+            return None
+    return arenas[path]
+
+
+def _own_stream(device: torch.device) -> None:
+    """On a GPU, what the calling thread copies comes after a stream of its own, not after what later steps compute."""
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+def _computed(cache: RankCache | None) -> torch.cuda.Event | None:
+    """An event behind all that the calling rank has put on its GPU; None on a CPU, where that is done already."""
+    if not isinstance(cache, DeviceCache):
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def _page_format(vllm_config: VllmConfig) -> str:

@@ -12,7 +12,7 @@ import asyncio
 import os
 import select
 from collections.abc import Coroutine
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,7 +56,6 @@ class Meter:
 
     steps: int = 0
     sampled: int = 0
-    kv_refused: dict[str, int] = field(default_factory=dict)
 
 
 class Core:
@@ -151,7 +150,8 @@ class Core:
 
     async def _replace(self, engine: AsyncLLM, weights: WeightVersion) -> None:
         try:
-            # What is being staged is published before the pause is complete.
+            # What is being staged is published or given up before the pause is complete: a request whose blocks are
+            # being copied still counts as work.
             await engine.pause_generation(mode="keep", clear_cache=True)
             self._announce(weights.version)
             await engine.collective_rpc("libra_load", kwargs=asdict(weights))
@@ -255,7 +255,7 @@ class Core:
             return
         assert last is not None, f"vLLM ended {request.id} without an output"
         ended = _generated(request, last.outputs[0], last.num_cached_tokens or 0)
-        self._end(self._with_kv(ended, last.kv_transfer_params or {}))
+        self._end(_with_kv(ended, last.kv_transfer_params or {}))
 
     def _kv_wish(self, request: GenerateRequest) -> dict[str, Any] | None:
         """What the connector is told of a request."""
@@ -263,13 +263,6 @@ class Core:
             return None
         wish = {"sequence": request.sequence, "stage": request.stage, "arenas": list(request.arenas)}
         return {"kv_transfer_params": wish}
-
-    def _with_kv(self, generated: Generated, told: dict[str, Any]) -> Generated:
-        """``generated`` with what the connector has said of its KV."""
-        for reason in told.get("refused", ()):
-            self.meter.kv_refused[reason] = self.meter.kv_refused.get(reason, 0) + 1
-        figures = {name: told[name] for name in ("loaded", "staged", "kv_seconds") if name in told}
-        return replace(generated, **figures)
 
     def _end(self, generated: Generated) -> None:
         self._ended.append(generated)
@@ -324,7 +317,9 @@ class Core:
                 pass
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
-                core.meter.steps += 1
+                # While KV is copied beside them, EngineCore makes steps without any request.
+                if iteration_stats is not None or (scheduler_stats is not None and scheduler_stats.num_running_reqs):
+                    core.meter.steps += 1
                 if iteration_stats is not None:
                     core.meter.sampled += iteration_stats.num_generation_tokens
                 core._moved.set()
@@ -348,6 +343,12 @@ def _generated(request: GenerateRequest, output: CompletionOutput, cached: int) 
     return Generated(
         request.id, request.sequence, tokens, logprobs, _versions(output, len(tokens)), finish, cached, 0.0
     )
+
+
+def _with_kv(generated: Generated, told: dict[str, Any]) -> Generated:
+    """``generated`` with what the connector has said of its KV."""
+    figures = {name: told[name] for name in ("loaded", "staged", "kv_seconds") if name in told}
+    return replace(generated, refused=tuple(told.get("refused", ())), **figures)
 
 
 def _versions(output: CompletionOutput, count: int) -> NDArray[np.int32]:

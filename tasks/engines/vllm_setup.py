@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _KV_SPARE_BLOCKS = 8
+CONNECTOR_MODULE = "libra.tasks.engines.vllm_connector"
+"""Where vLLM finds the class ``ArenaConnector``."""
 
 
 def engine_arguments(
@@ -95,7 +97,7 @@ def _kv_transfer(config: EngineConfig, place: Place) -> Any:
 
     return KVTransferConfig(
         kv_connector="ArenaConnector",
-        kv_connector_module_path="libra.tasks.engines.vllm_connector",
+        kv_connector_module_path=CONNECTOR_MODULE,
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
         kv_connector_extra_config={"arena": place.arena, "threads": config.threads},

@@ -147,6 +147,26 @@ def test_a_killed_rollout_worker_comes_back_with_its_role_and_no_segment_is_lost
     run()
 
 
+def test_why_kv_was_not_used_comes_with_the_heartbeats_and_is_counted_once(address: str) -> None:
+    def refuse(dask_worker: Any) -> None:
+        dask_worker.extensions[wire.EXTENSION].arena.refused.update(["layout", "layout", "version"])
+
+    @awaited
+    async def run() -> None:
+        async with playing(address, spec()) as play:
+            workers = (await play.ask(wire.STATUS))["roles"]
+            for again in (1, 2):
+                for name in ("rollout-0", "rollout-1"):
+                    await play.client.run(refuse, workers=[workers[name]["address"]])
+                told = await play.until("kv_refused", 2 * again)
+                assert {event["worker"] for event in told} == {"rollout-0", "rollout-1"}
+                assert all(event["reasons"] == {"layout": 2, "version": 1} for event in told)
+            counters = (await play.ask(wire.STATUS))["counters"]
+            assert (counters["kv_refused:layout"], counters["kv_refused:version"]) == (8, 4)
+
+    run()
+
+
 def test_a_killed_tool_worker_loses_no_trajectory(address: str) -> None:
     @awaited
     async def run() -> None:

@@ -16,6 +16,7 @@ from distributed.core import ConnectionPool, Server
 from libra.resources.kv.entries import Entry, Writing
 from libra.resources.kv.layout import KVLayout
 from libra.tasks import kv_fetch
+from libra.tasks.arena import WorkerArena
 from libra.tasks.kv import Hint, Source, Staging
 from libra.tasks.kv_fetch import KVServer
 
@@ -41,7 +42,9 @@ class Link:
         if self.damages:
             reply["data"] = b"\xff" + reply["data"][1:]
         if self.loses:
-            self.staging.forget([request["trajectory"]])
+            arena = self.staging.arena
+            assert arena is not None
+            arena.release(request["trajectory"])
         return reply
 
 
@@ -52,10 +55,10 @@ async def two_nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stag
     async with AsyncExitStack() as stack:
         pool = await ConnectionPool()
         stack.push_async_callback(pool.close)
-        a, b = (Staging(RUN, name, name, 8 * 2**20, pool) for name in "AB")
+        a, b = (Staging(WorkerArena(name), RUN, name, name, 8 * 2**20, pool) for name in "AB")
         for each in (a, b):
-            await asyncio.to_thread(each.open, LAYOUT.to_json(), "test", 3)
-            stack.callback(end, each)
+            await each.open(LAYOUT.to_json(), "test", 3)
+            stack.push_async_callback(end, each)
         link = Link(a)
         handlers = {**KVServer(lambda run: a.arena).handlers(), "libra_kv_chunk": link.chunk}
         server = Server(handlers)
@@ -64,10 +67,8 @@ async def two_nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Stag
         yield a, b, link, Hint(True, (Source("A", "A", server.address),))
 
 
-def end(staging: Staging) -> None:
-    owned = staging.take()
-    if owned is not None:
-        owned.release()
+async def end(staging: Staging) -> None:
+    await staging.lender.end()
 
 
 def put(staging: Staging, trajectory: str) -> None:
@@ -140,7 +141,7 @@ def test_of_a_fetch_that_fails_nothing_stays(monkeypatch: pytest.MonkeyPatch, fa
             if fault == "version":
                 b.arena.set_weight_version(4)
             if fault == "gone":
-                end(a)
+                await end(a)
             assert await b.bring("g0m0", TOKENS, hint, SECONDS) == hint
             assert found(b, "g0m0") is None
             stats = b.arena.stats()

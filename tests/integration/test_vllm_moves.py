@@ -26,7 +26,7 @@ from libra.resources.types.run import RunSpec
 
 pytestmark = [*VLLM, pytest.mark.cluster, pytest.mark.timeout(1200)]
 COUNT = 64
-RUN = "0badcafe"
+RUN = "0bad30e5"
 
 
 @pytest.fixture(scope="module")
@@ -51,42 +51,49 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> WeightVersion:
 
 @pytest.fixture(scope="module")
 def alone(address: str, weights: WeightVersion, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The rewards of a run on a single instance that stages nothing."""
+    """The rewards of two waves on a single instance that stages nothing."""
     run = moves_spec(
         tmp_path_factory.mktemp("alone"),
         inline=True,
+        run=RUN,
         engine={"kind": "vllm", "slots": 32, "max_context": 240},
         buckets=[[1, None, 1]],
         roles={"rollout": 1, "tool": 0, "reward": 0, "train": 0},
         policy={"kind": "context_bounds"},
     )
-    drafts, _ = played(address, run, weights)
+    waves, _ = played(address, run, weights, waves=2)
+    drafts = [draft for wave in waves for draft in wave]
     assert not moved(drafts)
     return rewards(run, drafts)
 
 
 def played(
-    address: str, run: RunSpec, weights: WeightVersion, drains: str | None = None
-) -> tuple[list[Draft], dict[str, Any]]:
-    """All trajectories of a run, and the plugin's counters at its end. The worker ``drains`` loses its role midway."""
-    found: list[tuple[list[Draft], dict[str, Any]]] = []
+    address: str, run: RunSpec, weights: WeightVersion, waves: int = 1, drains: str | None = None
+) -> tuple[list[list[Draft]], dict[str, Any]]:
+    """So many ``waves`` of trajectories, one after the other, and the plugin's counters after the first. The worker
+    ``drains`` loses its role in the middle of the last."""
+    found: list[list[Draft]] = []
+    counters: dict[str, Any] = {}
 
     async def play() -> None:
         async with playing(address, run, version=None) as claim:
             fields = {"version": weights.version, "path": weights.path, "digest": weights.digest}
             await claim.ask(wire.SET_WEIGHTS, **fields)
             await claim.until("role", count=run.roles["rollout"], role="rollout", state="ready")
-            playing_all = asyncio.create_task(play_all(claim, run, COUNT))
-            while drains is not None and claim.driver.results + claim.driver.segments < COUNT:
-                await asyncio.sleep(0.01)
-            if drains is not None:
-                await claim.ask(wire.SET_ROLE, worker=drains, role=None)
-            drafts = await playing_all
+            for wave in range(waves):
+                before = claim.driver.results + claim.driver.segments
+                wave_task = asyncio.create_task(play_all(claim, run, COUNT, first=wave * COUNT))
+                if drains is not None and wave == waves - 1:
+                    while claim.driver.results + claim.driver.segments < before + COUNT:
+                        await asyncio.sleep(0.01)
+                    await claim.ask(wire.SET_ROLE, worker=drains, role=None)
+                found.append(await wave_task)
+                if wave == 0:
+                    counters.update((await claim.ask(wire.STATUS))["counters"])
             assert not [event for event in claim.events if event["event"] in ("alarm", "unbound", "lost")]
-            found.append((drafts, (await claim.ask(wire.STATUS))["counters"]))
 
     asyncio.run(asyncio.wait_for(play(), 900))
-    return found[0]
+    return found, counters
 
 
 @dataclass(frozen=True)
@@ -121,9 +128,16 @@ def moved(drafts: list[Draft]) -> list[Moved]:
 def test_moved_trajectories_take_their_kv_along_and_earn_what_they_earn_alone(
     address: str, weights: WeightVersion, alone: list[float], tmp_path: Path, inline: bool
 ) -> None:
-    run = moves_spec(tmp_path, inline)
-    drafts, counters = played(address, run, weights)
-    assert rewards(run, drafts) == alone
+    """In a second wave an instance is drained, which stages what it cuts short; the other one goes on from there."""
+    run = moves_spec(tmp_path, inline, run=RUN)
+    (drafts, drained), counters = played(address, run, weights, waves=2, drains="rollout-1")
+    assert rewards(run, [*drafts, *drained]) == alone
+    check_moves(drafts, counters)
+    check_drained(drained)
+    assert not list(SHARED_MEMORY.glob(f"libra-{RUN}-kv-*"))  # the run has ended, and the arenas with it
+
+
+def check_moves(drafts: list[Draft], counters: dict[str, Any]) -> None:
     movers = [draft for draft in drafts if len({segment.instance for _, segment in draft.steps}) > 1]
     assert len(movers) >= COUNT // 4
     moves = moved(drafts)
@@ -137,15 +151,9 @@ def test_moved_trajectories_take_their_kv_along_and_earn_what_they_earn_alone(
     assert sum(move.migration.tokens for move in new if move.migration.way == "load") >= share(new)
     reused = [(move.seen, move.before.staged, move.after.cached, move.migration) for move in moves]
     assert sum(move.after.cached for move in moves) >= share(moves), reused
-    assert not list(SHARED_MEMORY.glob(f"libra-{RUN}-kv-*"))  # the roles have ended, and their arenas with them
 
 
-def test_a_drained_instance_stages_what_it_cuts_short_and_another_one_goes_on_from_there(
-    address: str, weights: WeightVersion, alone: list[float], tmp_path: Path
-) -> None:
-    run = moves_spec(tmp_path, inline=False, policy={"kind": "least_loaded"})
-    drafts, _ = played(address, run, weights, drains="rollout-1")
-    assert rewards(run, drafts) == alone
+def check_drained(drafts: list[Draft]) -> None:
     cut = [move for move in moved(drafts) if move.before.finish == "abort" and len(move.before.tokens)]
     assert cut
     for move in cut:
@@ -157,10 +165,10 @@ def test_a_drained_instance_stages_what_it_cuts_short_and_another_one_goes_on_fr
 def test_between_nodes_kv_is_fetched_or_computed_and_nothing_else_changes(
     weights: WeightVersion, alone: list[float], tmp_path: Path
 ) -> None:
-    run = moves_spec(tmp_path, inline=True)
+    run = moves_spec(tmp_path, inline=True, run=RUN)
     with ApartCluster({"rollout": 2}, dashboard=False) as cluster:
-        drafts, counters = played(str(cluster.scheduler_address), run, weights)
-    assert rewards(run, drafts) == alone
+        (drafts,), counters = played(str(cluster.scheduler_address), run, weights)
+    assert rewards(run, drafts) == alone[:COUNT]
     ways = Counter(move.migration.way for move in moved(drafts))
     assert ways["fetch"] > 0
     assert ways == {way: counters[f"kv:{way}"] for way in ways}

@@ -13,12 +13,15 @@ import numpy as np
 import psutil
 import pytest
 from child_parts import CALL, STOP, awaited
+from kv_parts import get, put
 from worker_harness import Cluster, cluster, run_spec, until, weights
 
 from libra.resources import wire
 from libra.resources.batches import write_batch
 from libra.resources.codec import segment_from_wire, tool_return_from_wire, trajectory_to_wire
 from libra.resources.errors import DeadlineError, InfraError, StoreError, TaskError
+from libra.resources.kv.arena import Arena
+from libra.resources.kv.ownership import arena_path
 from libra.resources.types import ToolReturn, Trajectory, TrajectoryId
 from libra.tasks.reward import reward
 from libra.tasks.rollout import RolloutRole, rollout
@@ -241,6 +244,51 @@ async def test_roles_that_cannot_start_say_why(tmp_path: Path) -> None:
 
 
 @awaited
+async def test_staged_kv_outlives_engine_and_role_and_ends_with_the_run(tmp_path: Path) -> None:
+    engine = {"kind": "child_parts:StagingEngine", "slots": 4, "max_context": 500, "kv_arena": 4 * 2**20}
+    run = replace(run_spec(tmp_path), engine={**engine, "options": {"vocab": 9}})
+    path, tokens = arena_path(run.run, "a"), list(range(10))
+    asked = {"run": run.run, "version": 0, "context": np.array(tokens, np.int32).tobytes()}
+    async with cluster(2) as c:
+        plugin, peer = c.plugin(), c.workers[1].rpc(c.workers[0].address)
+        published = weights(tmp_path)
+
+        async def answers(trajectory: str) -> int | None:
+            """The tokens that another worker would be told of."""
+            found: int | None = (await peer.libra_kv_entry(trajectory=trajectory, **asked)).get("matched")
+            return found
+
+        await c.ready(0, "rollout", run, published)
+        with Arena(path, writable=True) as arena:
+            for name in ("g0m0", "g1m0", "g2m0"):
+                assert put(arena, name, 0, tokens) == "stored"
+            assert await answers("g0m0") == 10
+            assert isinstance(plugin.role, RolloutRole)
+            psutil.Process(plugin.role._engine.result().pid).kill()
+            await until(lambda: plugin.state == "lost", "the engine's death to be noticed")
+            assert await answers("g0m0") == 10
+            await c.ready(0, "train", run)
+            assert await answers("g0m0") == 10
+            c.send(0, wire.FORGET, trajectories=["g0m0"])
+            await until(lambda: get(arena, "g0m0", 0, tokens) == "absent", "the trajectory to be forgotten")
+            await c.ready(0, "rollout", run, published)
+            assert (await answers("g0m0"), await answers("g1m0")) == (None, 10)
+            assert not arena.removed
+        other = replace(run, run="0badcaff")
+        await c.ready(0, "tool", other)
+        assert not path.exists()
+        await c.ready(0, "rollout", other, published)
+        epoch = await c.ready(0, "tool", other)
+        assert arena_path(other.run, "a").exists()
+        c.send(0, wire.STOP_ROLE, epoch=epoch, run_ends=True)
+        await c.recorder.state(epoch, "stopped")
+        assert not arena_path(other.run, "a").exists()
+        await c.ready(0, "rollout", run, published)
+        assert path.exists()
+    assert not path.parent.exists()  # it ends with the worker
+
+
+@awaited
 async def test_a_start_is_superseded_without_leaving_a_process(tmp_path: Path) -> None:
     slow = replace(run_spec(tmp_path), engine={"kind": "child_parts:SilentEngine"})
     async with cluster() as c:
@@ -250,7 +298,7 @@ async def test_a_start_is_superseded_without_leaving_a_process(tmp_path: Path) -
         second = c.start(0, "rollout", slow, weights(tmp_path))
         c.send(0, wire.LOAD_WEIGHTS, epoch=second, weights=weights(tmp_path, 1))
         third = await c.ready(0, "tool", run_spec(tmp_path))
-        c.send(0, wire.STOP_ROLE, epoch=third + 1)
+        c.send(0, wire.STOP_ROLE, epoch=third + 1, run_ends=False)
         report = await c.recorder.state(third + 1, "stopped")
         assert report["error"] is None
         assert [epoch for epoch, _ in c.recorder.states() if epoch in (first, second)] == []
@@ -265,7 +313,7 @@ async def test_stopping_a_role_fails_what_runs_and_closing_the_worker_ends_child
         epoch = await c.ready(0, "rollout", endless(tmp_path), weights(tmp_path))
         future = c.submit(0, rollout, rollout_request("g0m0", max_new=390))
         await until(lambda: len(c.plugin().bodies) == 1, "the body to run")
-        c.send(0, wire.STOP_ROLE, epoch=epoch)
+        c.send(0, wire.STOP_ROLE, epoch=epoch, run_ends=False)
         with pytest.raises(InfraError, match="being stopped"):
             await future
         await c.recorder.state(epoch, "stopped")

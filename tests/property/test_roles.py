@@ -6,25 +6,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from libra.scheduler_plugin.roles import (
+from libra.scheduler_plugin.role_events import (
     Connected,
     Disconnected,
     Drained,
-    Duty,
     Evict,
-    Limits,
     Load,
     Loaded,
-    Phase,
     Published,
     Reported,
-    RoleState,
+    RunEnds,
     Start,
     Stop,
     Tick,
     Want,
-    advance,
 )
+from libra.scheduler_plugin.roles import Duty, Limits, Phase, RoleState, advance
 
 LIMITS = Limits(start=10, load=5, drain=8, stop=3, restarts=3, backoff=1, backoff_most=4, stable=30)
 DUTIES = (Duty("rollout", 1), Duty("rollout", 2), Duty("tool"), Duty("train"))
@@ -70,9 +67,15 @@ class RoleMachine(RuleBasedStateMachine):
         self.alive.clear()
         self.feed(Disconnected())
 
-    @rule(duty=st.sampled_from((None, *DUTIES)), at_once=st.booleans())
-    def is_wanted(self, duty: Duty | None, at_once: bool) -> None:
-        self.feed(Want(duty, at_once))
+    @rule(duty=st.sampled_from((None, *DUTIES)))
+    def is_wanted(self, duty: Duty | None) -> None:
+        self.feed(Want(duty))
+
+    @rule()
+    def run_ends(self) -> None:
+        self.feed(RunEnds())
+        assert self.state.wanted is None
+        assert self.state.phase in (Phase.STOPPING, Phase.ABSENT)
 
     @rule(version_behind=st.integers(0, 1))
     def reports_ready(self, version_behind: int) -> None:
@@ -139,7 +142,7 @@ class RoleMachine(RuleBasedStateMachine):
         self.current = 0 if self.current is None else self.current + 1
         self.feed(Published())
         self.feed(Connected())
-        self.feed(Want(None, at_once=True))
+        self.feed(RunEnds())
         for _ in range(3):
             self.feed(Reported(self.state.epoch, "stopped"))
         assert self.state.phase is Phase.IDLE

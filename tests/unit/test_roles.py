@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from libra.scheduler_plugin.roles import (
+from libra.scheduler_plugin.role_events import (
     Connected,
     Disconnected,
     Drain,
     Drained,
-    Duty,
     Event,
     Evict,
-    Limits,
     Load,
     Loaded,
     Lost,
-    Phase,
     Published,
     Reported,
-    RoleState,
+    RunEnds,
     Start,
-    Step,
     Stop,
     Tick,
     Want,
-    advance,
 )
+from libra.scheduler_plugin.roles import Duty, Limits, Phase, RoleState, Step, advance
 
 LIMITS = Limits(start=10, load=5, drain=8, stop=3, restarts=2, backoff=1, backoff_most=4, stable=30)
 ROLLOUT, TOOL, TRAIN = Duty("rollout", 1), Duty("tool"), Duty("train")
@@ -143,6 +139,24 @@ def test_a_role_that_is_wanted_back_while_it_drains_goes_on() -> None:
 def test_tasks_of_other_roles_are_not_cut_short() -> None:
     state, effects = play(Want(ROLLOUT), state=ready(TOOL, None))
     assert (state.phase, effects) == (Phase.DRAINING, ())
+
+
+@pytest.mark.parametrize("phase", ["idle", "starting", "ready", "failed"])
+def test_as_the_run_ends_a_worker_frees_what_it_keeps_whatever_it_does(phase: str) -> None:
+    states = {
+        "idle": play(Connected())[0],
+        "starting": play(Connected(), Want(ROLLOUT))[0],
+        "ready": ready(ROLLOUT),
+        "failed": play(Reported(1, "lost"), state=ready(ROLLOUT))[0],
+    }
+    epoch = states[phase].epoch
+    state, effects = play(RunEnds(), state=states[phase])
+    assert effects == ((Evict(ROLLOUT),) if phase == "ready" else ()) + (Stop(epoch, run_ends=True),)
+    assert (state.phase, state.deadline) == (Phase.STOPPING, LIMITS.stop)
+    ended, effects = play(Reported(epoch, "stopped"), state=state)
+    assert (ended.phase, ended.wanted, effects) == (Phase.IDLE, None, ())
+    late, _ = play((LIMITS.stop, Tick()), state=state)
+    assert late.phase is Phase.IDLE
 
 
 def test_a_worker_that_comes_back_gets_its_role_again_under_a_new_epoch() -> None:

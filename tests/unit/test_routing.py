@@ -167,12 +167,26 @@ def test_a_retired_instance_keeps_staged_kv_for_those_that_were_there_until_they
     home = "a" if routes.instances["tcp://a"].sequences else "b"
     other = "b" if home == "a" else "a"
     routes.retire(f"tcp://{home}")
-    assert routes.awaited(f"tcp://{home}")
     assert routes.arrived("g0m0") == []  # the segment that was cut short has ended
     assert routes.place("g0m0") == (Placement("rollout:tp1", f"tcp://{other}"), None)
     assert names(routes) == [home]
     assert routes.arrived("g0m0") == [f"tcp://{home}"]
-    assert not routes.awaited(f"tcp://{home}")
+
+
+def test_kv_outlives_an_engine_that_is_restarted_and_a_role_that_is_changed() -> None:
+    routes = staging(("a", 1), ("b", 2))
+    routes.retire("tcp://a")
+    routes.offer("tcp://a", "a", 1, 8)  # the engine is back
+    assert names(routes) == ["a"]
+    assert routes.place("g0m0") == (Placement("rollout:tp1", "tcp://a"), None)
+    assert names(routes) == []  # it is where its KV is
+    routes.retire("tcp://a")
+    routes.offer_tool("tcp://a")
+    routes.retire("tcp://a")
+    routes.returned("g0m0", 0, OK, 500)
+    assert routes.place("g0m0") == (Placement("rollout:tp2", "tcp://b"), None)
+    assert names(routes) == ["a"]
+    assert routes.end([("g0m0", None)]) == {"tcp://b": ["g0m0"], "tcp://a": ["g0m0"]}
 
 
 def test_a_retired_instance_that_ends_or_that_stages_nothing_is_gone() -> None:
@@ -180,7 +194,7 @@ def test_a_retired_instance_that_ends_or_that_stages_nothing_is_gone() -> None:
     routes.retire("tcp://a")
     routes.withdraw("tcp://a")
     assert names(routes) == []
-    assert not routes.awaited("tcp://a")
+    assert not routes.retired
     plain = table(("a", 1))
     plain.open("g0m0", "p0", 40, returns=0)
     plain.place("g0m0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from libra.resources.kv.layout import KVLayout
 from libra.resources.kv.ownership import SHARED_MEMORY, arena_path
 from libra.resources.tags import node_of
 from libra.resources.types import Migration
+from libra.tasks.arena import WorkerArena
 from libra.tasks.kv import Hint, Source, Staging, hint_of, informed
 from libra.tasks.kv_fetch import Choice
 
@@ -32,12 +34,10 @@ def no_peer(address: str) -> Any:
 
 @pytest.fixture
 def staging() -> Iterator[Staging]:
-    made = Staging(RUN, WORKER, NODE, BUDGET, no_peer)
-    made.open(LAYOUT.to_json(), "test", 3)
+    made = Staging(WorkerArena(WORKER), RUN, WORKER, NODE, BUDGET, no_peer)
+    asyncio.run(made.open(LAYOUT.to_json(), "test", 3))
     yield made
-    owned = made.take()
-    if owned is not None:
-        owned.release()
+    asyncio.run(made.lender.end())
 
 
 def put(staging: Staging, trajectory: str, version: int = 3) -> None:
@@ -56,24 +56,21 @@ def ended(**fields: Any) -> dict[str, Any]:
     return {"loaded": 0, "staged": 0, "cached": 0, "kv_seconds": 0.0, **fields}
 
 
-def test_the_arena_lies_where_run_and_worker_say_and_ends_with_its_owner(staging: Staging) -> None:
+def test_the_arena_lies_where_run_and_worker_say(staging: Staging) -> None:
     assert staging.path == arena_path(RUN, WORKER) == SHARED_MEMORY / f"libra-{RUN}-kv-tcp_10.0.0.1_7" / "arena"
     assert staging.path.exists()
     assert staging.arena is not None
     assert staging.arena.weight_version == 3
-    owned = staging.take()
-    assert owned is not None
-    owned.release()
+    asyncio.run(staging.lender.end())
     assert not staging.path.parent.exists()
-    assert staging.take() is staging.arena is None
+    assert staging.arena is None
     assert staging.wish("g0m0", TOKENS, Hint(stage=True)) == {}
-    assert staging.stats() == {}
-    staging.forget(["g0m0"])
 
 
 def test_an_engine_that_stages_no_kv_cannot_have_an_arena() -> None:
+    staging = Staging(WorkerArena(WORKER), RUN, WORKER, NODE, 1024, no_peer)
     with pytest.raises(ConfigError, match=r"engine.kv_arena = 1024 but engine.kind = 'torch' stages no KV"):
-        Staging(RUN, WORKER, NODE, 1024, no_peer).open(None, "torch", 0)
+        asyncio.run(staging.open(None, "torch", 0))
     assert not arena_path(RUN, WORKER).parent.exists()
 
 
@@ -105,18 +102,25 @@ def test_the_estimates_that_decided_replace_the_policy_s_where_they_were_measure
     assert (known.fetching, known.prefilling) == (3.0, 2.0)
 
 
-def test_nothing_of_a_forgotten_trajectory_stays(staging: Staging) -> None:
-    for name in ("g0m0", "g0m1"):
-        put(staging, name)
-    staging.forget(["g0m0", "g9m9"])
-    assert [has(staging, name) for name in ("g0m0", "g0m1")] == [False, True]
-    assert staging.stats()["kv_entries"] == 1
+def test_why_kv_is_not_used_is_counted_beside_what_the_arena_holds(staging: Staging) -> None:
+    put(staging, "g0m0")
+    assert staging.lender.stats() == {"kv_entries": 1, "kv_used": used(staging), "kv_evicted": 0}
+    for reasons in (("layout", "version"), ("layout",), ()):
+        staging.count(reasons)
+    assert staging.lender.stats()["kv_refused"] == {"layout": 2, "version": 1}
+    asyncio.run(staging.lender.end())
+    assert staging.lender.stats() == {}  # of another run nothing has been counted
+
+
+def used(staging: Staging) -> int:
+    assert staging.arena is not None
+    return staging.arena.stats().used_bytes
 
 
 def test_use_keeps_an_entry(staging: Staging) -> None:
     """The entries fill the arena; the one in use outlives the others."""
     count = 0
-    while staging.stats()["kv_evicted"] == 0:
+    while staging.lender.stats()["kv_evicted"] == 0:
         put(staging, f"g{count}m0")
         staging.wish("g0m0", np.concatenate([TOKENS, TOKENS]), Hint())
         count += 1
@@ -135,13 +139,15 @@ def test_a_dead_owner_s_arena_is_reaped_by_the_next_of_the_run(staging: Staging,
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     left = arena_path(RUN, "dead")
     assert left.exists()
-    other = Staging(RUN, "other", NODE, BUDGET, no_peer)
-    other.open(LAYOUT.to_json(), "test", 0)
-    assert not left.parent.exists()
-    assert staging.path.exists()
-    owned = other.take()
-    assert owned is not None
-    owned.release()
+
+    async def lend_and_end() -> None:
+        other = WorkerArena("other")
+        await other.lend(RUN, LAYOUT, BUDGET, 0)
+        assert not left.parent.exists()
+        assert staging.path.exists()
+        await other.end()
+
+    asyncio.run(lend_and_end())
 
 
 def test_a_worker_is_on_the_node_that_it_names_else_on_its_host() -> None:

@@ -53,6 +53,8 @@ STORY: list[happened.Event] = [
     ended(START + 6),
     *[happened.Moved(START + 6, "load", 90, 9_000, 0.5)] * 2,
     happened.Moved(START + 6, "prefill", 30, 0, 0.0),
+    happened.KVRefused(START + 6, {"layout": 2, "version": 1}),
+    happened.KVRefused(START + 6, {"layout": 1}),
     ended(START + 7, failure="task", reward=None, reason=f"reward broke: {ANSI}\nsecond line"),
     happened.Failed(START + 7, "infra", "g1m0", f"engine: {ANSI}", retried=True),
     happened.GroupFinished(START + 8, 1, 4, 4, "skipped"),
@@ -103,7 +105,7 @@ def test_plain_output_is_one_line_a_step_and_one_for_each_thing_worth_telling(tm
 
 
 def test_the_panel_shows_the_run_and_no_control_character(tmp_path: Path) -> None:
-    monitor, _ = told(STORY[:12])
+    monitor, _ = told(STORY[:14])
     monitor.progress = happened.Progress(START + 2, "cold start", {"step": 41, "text": ANSI})
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None, record=True)
     console.print(panel(monitor, (0.1, 0.5, 0.9)))
@@ -140,7 +142,7 @@ def test_a_stream_that_is_no_terminal_gets_lines() -> None:
 
 def test_the_panel_shows_every_row_of_a_step() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None, record=True)
-    console.print(panel(told(STORY[:17])[0], (0.1, 0.9)))
+    console.print(panel(told(STORY[:19])[0], (0.1, 0.9)))
     rows = [line.strip("│╭╮╰╯─ ").split("  ")[0] for line in console.export_text().splitlines()]
     assert [row for row in rows if row and not row.startswith("━")] == [
         "demo", "reward", "held-out", "length", "running", "staleness", "rollout time", "tool time", "train time",
@@ -178,6 +180,7 @@ def test_the_summary_counts_everything_once() -> None:
         "load": {"count": 2, "tokens": 180, "bytes": 18_000, "seconds": 1.0},
         "prefill": {"count": 1, "tokens": 30, "bytes": 0, "seconds": 0.0},
     }
+    assert summary["kv_refused"] == {"layout": 3, "version": 1}
     assert summary["staleness_max"] == 1
     assert summary["outcome"] == "finished"
     assert sum(summary["idle"]["train"].values()) == pytest.approx(1.0)
@@ -200,7 +203,7 @@ def test_an_evaluation_whose_tasks_all_failed_has_no_reward(tmp_path: Path) -> N
 def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     view = View(tmp_path)
     view.monitor = RunMonitor(START)
-    for event in STORY[:17]:
+    for event in STORY[:19]:
         view.emit(event)
     again = View(tmp_path, resume=True)
     again.emit(happened.RunStarted(again.monitor.start, "demo", "runs/demo", 2, version=1))

@@ -26,6 +26,7 @@ from vllm_instance import Instance
 from benchmarks.kv import LAYOUT
 from benchmarks.rows import Row, Rows
 from libra.resources.kv.entries import Writing
+from libra.tasks.arena import WorkerArena
 from libra.tasks.kv import Hint, Source, Staging
 from libra.tasks.kv_fetch import KVServer
 
@@ -126,10 +127,10 @@ async def _fetch() -> Rows:
     async with AsyncExitStack() as stack:
         pool = await ConnectionPool()
         stack.push_async_callback(pool.close)
-        a, b = (Staging(_RUN, name, name, budget, pool) for name in "ab")
+        a, b = (Staging(WorkerArena(name), _RUN, name, name, budget, pool) for name in "ab")
         for staging in (a, b):
-            await asyncio.to_thread(staging.open, LAYOUT.to_json(), "bench", 0)
-            stack.callback(_end, staging)
+            await staging.open(LAYOUT.to_json(), "bench", 0)
+            stack.push_async_callback(staging.lender.end)
         server = Server(KVServer(lambda run: a.arena).handlers())
         await server.listen("tcp://127.0.0.1:0")
         stack.push_async_callback(server.close)
@@ -147,18 +148,12 @@ async def _fetch() -> Rows:
             rates.append(nbytes / came / 1e9)
             if foretold is not None:
                 errors.append(100 * abs(foretold / came - 1))
-            a.forget([name])
-            b.forget([name])
+            for staging in (a, b):
+                staging.lender.forget([name])
     note = (
         f"median of {len(errors)} fetches, worst {max(errors):.0f} %; {median(rates):.2f} GB/s by Dask's RPC, loopback"
     )
     return {"kv.fetch_estimate_error": Row(median(errors), "%", FETCH_AIM, note)}
-
-
-def _end(staging: Staging) -> None:
-    owned = staging.take()
-    if owned is not None:
-        owned.release()
 
 
 def _ids(length: int, seed: int) -> NDArray[np.int32]:

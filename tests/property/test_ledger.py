@@ -24,10 +24,11 @@ from libra.pipeline.ledger.events import (
     from_record,
     to_record,
 )
-from libra.pipeline.ledger.ledger import Ledger, Rules, Wait
+from libra.pipeline.ledger.ledger import Ledger, Rules
 from libra.pipeline.ledger.snapshot import restore, snapshot
 from libra.resources.codec import array_bytes, pack, segment_to_wire, unpack
 from libra.resources.types import Segment
+from libra.scheduler_plugin.admission import Wait
 
 CALL = {"kind": "call", "call": {"key": "a"}, "end": ""}
 FINAL = {"kind": "final", "call": {}, "end": "answer"}

@@ -18,6 +18,7 @@ from libra.resources.tags import GUEST
 from libra.scheduler_plugin import roles
 from libra.scheduler_plugin.assignment import Candidate, candidate, fill
 from libra.scheduler_plugin.claims import Claim
+from libra.scheduler_plugin.listing import forget_drained, list_worker, may_stop
 from libra.scheduler_plugin.retag import GUEST_QUANTITY, offered, retag, take_away, wake
 from libra.scheduler_plugin.roles import Duty, Phase, RoleState
 
@@ -160,8 +161,8 @@ class Pool:
         self._epoch = max(self._epoch, after.epoch)
         worker = self._worker(name)
         if worker is not None:
-            if before.phase is Phase.DRAINING and after.phase is not Phase.DRAINING and claim is not None:
-                claim.table.withdraw(worker.address)  # with what it kept for trajectories that had left it
+            if claim is not None:
+                forget_drained(claim.table, worker.address, before, after)
             self._publish(worker, after)
         for effect in effects:
             self._carry_out(name, worker, effect)
@@ -203,15 +204,8 @@ class Pool:
             return
         claim = self._claim
         if claim is not None:
-            if state.phase is Phase.DRAINING:
-                claim.table.retire(worker.address)
-            elif not state.offers:
-                claim.table.withdraw(worker.address)
-            elif state.duty is not None and state.duty.role == "rollout":
-                slots = state.slots or _slots(worker, state.duty)
-                claim.table.offer(worker.address, str(worker.name), state.duty.tp or 1, slots)
-            elif state.duty is not None and state.duty.role == "tool":
-                claim.table.offer_tool(worker.address)
+            slots = state.slots or (_slots(worker, state.duty) if state.duty is not None else 0)
+            list_worker(claim.table, worker.address, str(worker.name), state, slots)
         retag(self._scheduler, worker, tags)
         if claim is not None:
             claim.rebind_waiting()
@@ -258,13 +252,12 @@ class Pool:
         if worker is None or state.duty is None:
             return True
         tag = state.duty.tag
-        if any(tag in (task.resource_restrictions or ()) for task in worker.processing):
-            return False
-        # Its arena ends with it: those that it cut short may fetch their KV, for half of the time.
-        claim, deadline = self._claim, state.deadline
-        if claim is None or deadline is None or time.monotonic() > deadline - claim.limits.drain / 2:
-            return True
-        return not claim.table.awaited(worker.address)
+        busy = any(tag in (task.resource_restrictions or ()) for task in worker.processing)
+        claim = self._claim
+        if claim is None:
+            return not busy
+        table = claim.table
+        return may_stop(state, busy, lambda: table.awaited(worker.address), time.monotonic(), claim.limits)
 
     def _worker(self, name: str) -> Any:
         """The connected worker (``WorkerState``) of that name, or None."""

@@ -121,7 +121,8 @@ def test_everything_ends_once_and_tokens_are_conserved() -> None:
     assert simulation.totals.generated == sum(t.generated for trace in traces for t in trace.turns)
     assert simulation.totals.context == pytest.approx(sum(t.final for t in traces), rel=1e-6)
     assert simulation.in_flight == 0
-    assert all(e.load_sequences == 0 and abs(e.load_tokens) < 1e-6 for e in simulation.engines.values())
+    assert all((i.sequences, i.tokens) == (0, 0) for i in simulation.table.instances.values())
+    assert simulation.table.routes == {}
 
 
 def test_equal_seeds_give_equal_runs() -> None:
@@ -150,8 +151,13 @@ def test_draining_engines_keeps_tokens() -> None:
     event = simulation.step()  # the short one ends
     assert isinstance(event, Ended)
     done = first.steps
-    simulation.reconfigure([], [Engine("b", "n", STEP, ready_at=simulation.now + 5.0)], [Bucket(1, None)])
+    simulation.retire(first.address)
+    assert simulation.waiting == 3  # nobody takes them until another instance is there
     began = simulation.now
+    simulation.alarm(began + 5.0, "another")
+    assert simulation.step() == "another"
+    simulation.join(Engine("b", "n", STEP))
+    assert simulation.waiting == 0
     while simulation.step() is not None:
         pass
     assert simulation.totals.finished == 4

@@ -1,0 +1,68 @@
+"""What a worker's role state means for the routing table, and when a worker that drains may stop. Pure.
+
+The pool of a scheduler and the simulator's virtual one bring the same about. Invariant: a table lists exactly the
+workers that offer; one that drains keeps what it holds for trajectories until it has left that phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from libra.scheduler_plugin.roles import Duty, Limits, Phase, RoleState
+
+
+class Table(Protocol):
+    """Of a `libra.scheduler_plugin.routing.RoutingTable`, what a pool changes."""
+
+    def offer(self, address: str, name: str, tp: int, slots: int) -> None: ...
+
+    def offer_tool(self, address: str) -> None: ...
+
+    def retire(self, address: str) -> None: ...
+
+    def withdraw(self, address: str) -> None: ...
+
+
+def forget_drained(table: Table, address: str, before: RoleState, after: RoleState) -> None:
+    """A worker that has drained goes, with what it kept for trajectories that had left it."""
+    if before.phase is Phase.DRAINING and after.phase is not Phase.DRAINING:
+        table.withdraw(address)
+
+
+def list_worker(table: Table, address: str, name: str, state: RoleState, slots: int) -> None:
+    """Bring about in ``table`` what ``state`` offers. ``slots``: sequences that a rollout worker admits."""
+    if state.phase is Phase.DRAINING:
+        table.retire(address)
+    elif not state.offers:
+        table.withdraw(address)
+    elif state.duty is not None and state.duty.role == "rollout":
+        table.offer(address, name, state.duty.tp or 1, slots)
+    elif state.duty is not None and state.duty.role == "tool":
+        table.offer_tool(address)
+
+
+def may_stop(state: RoleState, busy: bool, awaited: Callable[[], bool], now: float, limits: Limits) -> bool:
+    """Whether a draining worker has drained: no task of its duty is left (``busy``), and nobody waits for the KV that
+    it staged (``awaited``). Its arena ends with it: those that it cut short may fetch their KV for half of the time."""
+    if busy:
+        return False
+    if state.deadline is None or now > state.deadline - limits.drain / 2:
+        return True
+    return not awaited()
+
+
+def in_order(duties: Mapping[str, Duty | None], wanted: Callable[[str], Duty | None]) -> list[tuple[str, Duty | None]]:
+    """The orders that change what is ``wanted`` of every worker into ``duties``. What comes up first, so that requests
+    find instances before others drain."""
+    moved = {name: duty for name, duty in duties.items() if wanted(name) != duty}
+    return sorted(moved.items(), key=lambda item: (wanted(item[0]) is not None, item[0]))
+
+
+def is_there(state: RoleState | None, duty: Duty | None) -> bool:
+    """Whether a worker does what it shall, or never will (it is gone, or was given up)."""
+    if state is None or state.given_up or state.phase is Phase.ABSENT:
+        return True
+    if duty is None:
+        return state.phase is Phase.IDLE
+    return state.phase is Phase.READY and state.duty == duty

@@ -23,8 +23,8 @@ from libra.resources.errors import ConfigError
 def simulate(
     scenario: str, seeds: int | None, profile: str | None, correct: bool, quick: bool, html: str | None, as_json: bool
 ) -> None:
-    """Simulate SCENARIO: a YAML file or a shipped one (drift, small); the folder of a run: that run, simulated step
-    times beside the real ones; 'paper': the published experiments; 'jobs': several runs that share a cluster."""
+    """Simulate SCENARIO: a YAML file or a shipped one (drift, rough, small); the folder of a run: that run, simulated
+    step times beside the real ones; 'paper': the published experiments; 'jobs': several runs that share a cluster."""
     from rich.console import Console
 
     from libra.pipeline.simulate.jobs import example

@@ -85,7 +85,9 @@ class StepReport:
 class LoopResult:
     """``seconds``: virtual time of the run. ``throughput``: tokens of trained contexts a second and device, the first
     step left out. ``accuracy``: share of decisions at tool returns bound to the bucket of the final context. ``moved``:
-    tokens of context moved between instances over tokens trained."""
+    tokens of context moved between instances over tokens trained. ``generated``: tokens, those of failed and cancelled
+    trajectories too. ``restarts``, ``failed``, ``cancelled``: trajectories. ``returned``: groups that gave their place
+    to another."""
 
     steps: tuple[StepReport, ...]
     seconds: float
@@ -96,6 +98,9 @@ class LoopResult:
     events: int
     failed: int
     cancelled: int
+    restarts: int
+    generated: float
+    returned: int
 
 
 @dataclass(slots=True)
@@ -365,6 +370,9 @@ class RunLoop:
             totals.events,
             totals.failed,
             totals.cancelled,
+            totals.restarts,
+            totals.generated,
+            self._admission.returned,
         )
 
 

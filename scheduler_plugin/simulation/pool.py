@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from libra.resources.types import Placement
 from libra.scheduler_plugin import roles
@@ -133,7 +134,7 @@ class VirtualPool:
         for name, state in list(self.states.items()):
             address = _address(name)
             if state.phase is Phase.DRAINING and may_stop(
-                state, self._busy(name), lambda at=address: table.awaited(at), now, self._limits
+                state, self._busy(name), partial(table.awaited, address), now, self._limits
             ):
                 self._feed(name, roles.Drained())
             elif state.deadline is not None or state.failures:

@@ -253,6 +253,7 @@ class RolloutSimulation:
                 self.totals.failed += 1
                 return self._end(index, life, "failed")
             life.retries += 1
+            self.totals.restarts += 1
             life.epoch += 1
             life.turn, life.context, life.at = 0, float(life.trace.prompt_tokens), None
             life.version, life.sampled = self.version, False

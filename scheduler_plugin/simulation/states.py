@@ -50,13 +50,14 @@ class Ended:
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since the start. Tokens: ``context`` of finished trajectories, ``moved`` at changes of instance,
-    ``reprefilled`` because KV was gone. ``decisions`` at tool returns, ``right`` those bound to the bucket of the final
-    context."""
+    """Counters since the start. Tokens: ``context`` of finished trajectories, ``generated`` by segments that ended,
+    ``moved`` at changes of instance, ``reprefilled`` because KV was gone. ``restarts``: of trajectories whose
+    environment had failed. ``decisions`` at tool returns, ``right`` those bound to the bucket of the final context."""
 
     events: int = 0
     finished: int = 0
     failed: int = 0
+    restarts: int = 0
     cancelled: int = 0
     context: float = 0.0
     generated: float = 0.0

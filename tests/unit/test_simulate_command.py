@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from libra.pipeline.commands.simulate import simulate
+from libra.pipeline.simulate.jobs import is_shared, load_shared
 from libra.pipeline.simulate.scenario import load_scenario
 from libra.resources.errors import ConfigError
 from libra.resources.specs.files import shipped
@@ -55,7 +56,8 @@ def test_the_page_is_offline_and_escaped(scenario: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", shipped("sim"))
 def test_shipped_scenarios_load(name: str) -> None:
-    assert load_scenario(name).name == name
+    loaded = load_shared(name) if is_shared(name) else load_scenario(name)
+    assert loaded.name == name
 
 
 def test_a_wrong_scenario_names_the_key(scenario: Path) -> None:

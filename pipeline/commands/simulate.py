@@ -24,8 +24,8 @@ def simulate(
     scenario: str, seeds: int | None, profile: str | None, correct: bool, quick: bool, html: str | None, as_json: bool
 ) -> None:
     """Simulate SCENARIO: a YAML file or a shipped one (drift, rough, small); the folder of a run: that run, simulated
-    step times beside the real ones; 'paper': the published experiments; 'jobs', or a file with jobs: several runs that share a
-    cluster."""
+    step times beside the real ones; 'paper': the published experiments; 'jobs', or a file with jobs: several runs that
+    share a cluster."""
     from rich.console import Console
 
     from libra.pipeline.simulate.jobs import compare_shares, is_shared, load_shared

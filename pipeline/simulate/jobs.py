@@ -1,9 +1,10 @@
 """Several runs sharing a cluster in virtual time: equal shares beside demand-driven ones with feedback.
 
-What a run would take on so many units is predicted by its planner's closed form; what it does take is simulated on the
-workload of its step, under the plan that it would choose there. Feedback corrects the first by the second. Whoever gets
-other units stands still for the switching cost, and shares change only where that pays. Invariants: both ways see the
-same workloads; a file and a seed determine every figure; every need and quota holds.
+A run's step times are simulated, under the plan that it would choose for the devices that it has. What it would take
+on other units is the curve of the last period's workload (the first period's own), simulated at doubling numbers of
+units and drawn straight between them in logarithms; feedback corrects it by what steps then took. Whoever gets other
+units stands still for the switching cost, and shares change only where that pays. Invariants: both ways see the same
+workloads; a file and a seed determine every figure; every need and quota holds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from libra.pipeline.simulate.workload import Workload, WorkloadConfig
@@ -105,7 +107,7 @@ class SharedScenario(Config):
 class SharedResult:
     """``steps``: done by each run; ``progress``: geometric mean over the runs of steps, by which ways are compared;
     ``shares``: units of each run in every period; ``stood``: seconds that runs stood still for changes, all together;
-    ``factors``: what feedback found, simulated over predicted."""
+    ``factors``: what feedback found, taken over predicted."""
 
     steps: dict[str, float]
     progress: float
@@ -115,7 +117,7 @@ class SharedResult:
 
 
 class _Truth:
-    """Step times of the jobs of one scenario and seed, each computed once."""
+    """Step times of the jobs of one scenario and seed, each simulated once."""
 
     def __init__(self, scenario: SharedScenario, seed: int) -> None:
         self._scenario, self._kind = scenario, load_hardware(scenario.hardware)
@@ -136,8 +138,12 @@ class _Truth:
         return Planner(load_model(job.model), uniform(self._kind, units * job.needs.gpus), config)
 
     def _predicted(self, index: int, units: int, period: int) -> float:
-        found = self._planner(index, units).searches(self._records(index, period), self._kind)[2].best
-        return found.seconds if found else 1e9
+        job = self._scenario.jobs[index]
+        most = min(job.most, self._scenario.nodes)
+        grid = sorted({min(job.least * 2**k, most) for k in range(most.bit_length())})
+        # More units never take longer: those that would are left idle.
+        times = np.minimum.accumulate([self.simulated(index, at, period) for at in grid])
+        return float(np.exp(np.interp(np.log(units), np.log(grid), np.log(times))))
 
     def _simulated(self, index: int, units: int, period: int) -> float:
         planner = self._planner(index, units)
@@ -165,7 +171,7 @@ def share(scenario: SharedScenario, demand: bool, seed: int) -> SharedResult:
             stood += standing
             took = truth.simulated(i, units[job.name], period)
             done[job.name] += (scenario.every - standing) / took
-            feedback.observe(job.name, truth.predicted(i, units[job.name], period), took)
+            feedback.observe(job.name, truth.predicted(i, units[job.name], max(0, period - 1)), took)
     progress = exp(mean(log(max(value, 1e-9)) for value in done.values()))
     return SharedResult(done, progress, shares, stood, dict(feedback.factors))
 
@@ -174,7 +180,7 @@ def _demand(scenario: SharedScenario, index: int, period: int, truth: _Truth, fe
     job = scenario.jobs[index]
     return Demand(
         job.name, job.needs.amounts(), job.least, job.most,
-        lambda units: feedback.predicted(job.name, truth.predicted(index, units, period)),
+        lambda units: feedback.predicted(job.name, truth.predicted(index, units, max(0, period - 1))),
     )  # fmt: skip
 
 

@@ -266,7 +266,9 @@ def _want(state: RoleState, duty: Duty | None, at_once: bool, now: float, limits
         case Phase.READY if not same:
             return replace(asked, phase=Phase.DRAINING, deadline=now + limits.drain), _draining(state, True)
         case Phase.DRAINING if same:
-            return replace(asked, phase=Phase.READY, deadline=None, since=now), _draining(state, False)
+            back = replace(asked, phase=Phase.READY, deadline=None, since=now)
+            back, loads = _published(back, now, limits, current)  # it was not told of weights while it drained
+            return back, (*_draining(state, False), *loads)
     return asked, ()
 
 

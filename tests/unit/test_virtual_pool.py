@@ -111,6 +111,19 @@ def test_an_engine_that_starts_meanwhile_loads_the_newer_weights_before_it_offer
     assert world.pool.installed == 1
 
 
+def test_one_that_is_wanted_again_while_it_drains_loads_what_was_published_meanwhile() -> None:
+    world = World(layout([2, 2], 4))
+    for i in range(2):
+        world.simulation.submit(Trace(f"p{i}e0m0", 50, (Turn(2000),)))
+    world.run(until=1.0)
+    world.pool.change(layout([2], 4))  # what ran there moves, and its KV is fetched from there
+    assert len(world.simulation.table.instances) == 1
+    world.pool.published(1)
+    world.pool.change(layout([2, 2], 4))
+    world.run()
+    assert world.pool.installed == 1
+
+
 @given(layouts, st.lists(st.tuples(layouts, st.floats(0, 40), st.booleans()), max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_whatever_changes_everything_ends_once_and_every_role_is_there(

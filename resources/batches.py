@@ -7,7 +7,9 @@ value a trajectory, shape (n,): the columns of `COLUMNS`; ``end`` and ``stream``
 ``details`` is UTF-8 JSON (task, artifact, tool calls and digests), cut by ``details_offsets``. The group ``tools`` has
 shape (K,) each, cut by ``tools/offsets``: ``turn``, ``type`` and ``status`` (codes), ``size``, ``seconds``,
 ``payload_tokens`` and ``start``, the payload's place in the trajectory's tokens; a payload that was not appended to the
-context as it is has start -1 and lies in ``tools/unused_payload``, in order.
+context as it is has start -1 and lies in ``tools/unused_payload``, in order. The group ``segments`` has what serving
+each segment took (`libra.resources.types.Served`), cut by ``segments/offsets``: the columns of `SEGMENT_COLUMNS`
+(``instance`` and ``finish`` are codes); the migrations of the few that have one are in ``details``.
 
 Invariants: a group is there whole or not at all; reading gives back exactly the trajectories written; writing the same
 batch twice is a no-op and writing another over it is an error.
@@ -20,6 +22,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +31,10 @@ from numpy.typing import NDArray
 
 from libra.resources.durable import remove_leftovers, written_whole
 from libra.resources.errors import StoreError
-from libra.resources.types import ToolReturn, ToolState, Trajectory, TrajectoryId
+from libra.resources.types import Migration, RequestRecord, Served, ToolReturn, ToolState, Trajectory, TrajectoryId
 from libra.resources.zarr_files import encode_group, read_array, read_attributes
 
-FORMAT = 1
+FORMAT = 2
 TOKEN_ARRAYS = {"tokens": np.int32, "mask": np.int8, "logprobs": np.float32, "versions": np.int32}
 COLUMNS = {
     "stream": np.int8,
@@ -59,6 +62,19 @@ TOOL_COLUMNS = {
     "seconds": np.float64,
 }
 """Per-tool-return arrays and their types, in the group ``tools``."""
+SEGMENT_COLUMNS = {
+    "tokens": np.int32,
+    "context": np.int32,
+    "cached": np.int32,
+    "instance": np.int16,
+    "tp": np.int16,
+    "finish": np.int8,
+    "started": np.float64,
+    "ended": np.float64,
+    "queued": np.float64,
+    "staged": np.int32,
+}
+"""Per-segment arrays and their types, in the group ``segments``."""
 
 Array = NDArray[Any]
 Tables = dict[str, list[str]]
@@ -76,7 +92,9 @@ def write_batch(path: Path, trajectories: Sequence[Trajectory], attributes: Mapp
                 f"trajectory {trajectory.id} has no reward ({trajectory.failure}); "
                 "a batch holds usable trajectories only"
             )
-    tables: Tables = {"stream": ["train", "heldout"], "end": [], "tool_type": [], "tool_status": []}
+    tables: Tables = {
+        "stream": ["train", "heldout"], "end": [], "tool_type": [], "tool_status": [], "instance": [], "finish": [],
+    }  # fmt: skip
     arrays = _encode(trajectories, tables)
     libra = {
         "format": FORMAT,
@@ -132,7 +150,7 @@ class BatchReader:
     def names(self) -> list[str]:
         """Names of all arrays: ``tokens``, …, ``tools/turn``."""
         folders = {str(file.parent.relative_to(self.path)) for file in self.path.rglob("zarr.json")}
-        return sorted(folders - {".", "tools"})
+        return sorted(folders - {".", "tools", "segments"})
 
     def table(self) -> dict[str, Array]:
         """Per-trajectory columns of shape (n,): those of `COLUMNS` (``end`` and ``stream`` as strings), ``id`` as
@@ -167,6 +185,7 @@ class BatchReader:
         tokens = _Cut(self.path, "offsets", {name: name for name in TOKEN_ARRAYS}, *hull)
         details = _Cut(self.path, "details_offsets", {"details": "details"}, *hull)
         tools = _Cut(self.path, "tools/offsets", {name: f"tools/{name}" for name in TOOL_COLUMNS}, *hull)
+        served = _Cut(self.path, "segments/offsets", {name: f"segments/{name}" for name in SEGMENT_COLUMNS}, *hull)
         unused = _Cut(self.path, "tools/unused_offsets", {"payload": "tools/unused_payload"}, *hull)
         return [
             self._trajectory(
@@ -175,9 +194,14 @@ class BatchReader:
                 json.loads(details[row]["details"].tobytes(), object_hook=_from_json),
                 tools[row],
                 unused[row]["payload"],
+                served[row],
             )
             for row in rows
         ]
+
+    def records(self, kind: str = "default") -> list[RequestRecord]:
+        """What serving each trajectory took, in a run whose environment is ``kind``."""
+        return [RequestRecord.of_trajectory(trajectory, kind) for trajectory in self.trajectories()]
 
     def _trajectory(
         self,
@@ -186,6 +210,7 @@ class BatchReader:
         details: dict[str, Any],
         tools: dict[str, Array],
         unused: Array,
+        served: dict[str, Array],
     ) -> Trajectory:
         values: dict[str, Any] = {**column, **{name: array.copy() for name, array in flat.items()}}
         stream: Any = self._tables["stream"][values.pop("stream")]
@@ -195,7 +220,20 @@ class BatchReader:
             task=details["task"],
             artifact=details["artifact"],
             tools=self._tools(flat["tokens"], details, tools, unused),
+            segments=self._segments(details["migrations"], served),
             **values,
+        )
+
+    def _segments(self, migrations: list[Any], served: dict[str, Array]) -> tuple[Served, ...]:
+        moves = {number: Migration(**fields) for number, fields in migrations}
+        rows = [
+            dict(zip(served, values, strict=True))
+            for values in zip(*(a.tolist() for a in served.values()), strict=True)
+        ]
+        tables = {name: self._tables[name] for name in ("instance", "finish")}
+        return tuple(
+            Served(**{**row, **{name: table[row[name]] for name, table in tables.items()}}, migration=moves.get(number))
+            for number, row in enumerate(rows)
         )
 
     def _tools(
@@ -246,6 +284,10 @@ def _encode(trajectories: Sequence[Trajectory], tables: Tables) -> dict[str, Arr
     arrays["tools/offsets"] = _offsets([len(rows) for rows, _ in tools])
     arrays["tools/unused_payload"] = _flat([unused for _, unused in tools], np.int32)
     arrays["tools/unused_offsets"] = _offsets([len(unused) for _, unused in tools])
+    served = [_segment_row(each, tables) for trajectory in trajectories for each in trajectory.segments]
+    for name, dtype in SEGMENT_COLUMNS.items():
+        arrays[f"segments/{name}"] = np.array([row[name] for row in served], dtype)
+    arrays["segments/offsets"] = _offsets([len(trajectory.segments) for trajectory in trajectories])
     return arrays
 
 
@@ -257,6 +299,11 @@ def _columns(trajectory: Trajectory, tables: Tables) -> dict[str, Any]:
         "end": _code(tables["end"], trajectory.end),
     }
     return special | {name: getattr(trajectory, name) for name in COLUMNS.keys() - special.keys()}
+
+
+def _segment_row(served: Served, tables: Tables) -> dict[str, Any]:
+    codes = {name: _code(tables[name], getattr(served, name)) for name in ("instance", "finish")}
+    return {name: getattr(served, name) for name in SEGMENT_COLUMNS} | codes
 
 
 def _tool_rows(trajectory: Trajectory, tables: Tables) -> tuple[list[dict[str, Any]], Array]:
@@ -293,6 +340,7 @@ def _details(trajectory: Trajectory) -> bytes:
         "artifact": trajectory.artifact,
         "calls": [tool.call for tool in trajectory.tools],
         "digests": [tool.digest for tool in trajectory.tools],
+        "migrations": [[n, asdict(s.migration)] for n, s in enumerate(trajectory.segments) if s.migration is not None],
     }
     try:
         return json.dumps(details, default=_to_json).encode()

@@ -19,6 +19,7 @@ from libra.resources.types import (
     Failure,
     Migration,
     Segment,
+    Served,
     ToolReturn,
     ToolState,
     Trajectory,
@@ -98,21 +99,25 @@ def segment_to_wire(segment: Segment) -> dict[str, Any]:
         "queued": segment.queued,
         "staged": segment.staged,
         "migration": None if segment.migration is None else asdict(segment.migration),
+        "tp": segment.tp,
     }
 
 
 def segment_from_wire(wire: dict[str, Any]) -> Segment:
     """Inverse of `segment_to_wire`."""
-    migration = wire.get("migration")  # journals of before there were any have none
     return Segment(
         **{
             **wire,
-            "migration": None if migration is None else Migration(**migration),
+            "migration": _migration(wire["migration"]),
             "tokens": bytes_array(wire["tokens"], np.int32),
             "logprobs": bytes_array(wire["logprobs"], np.float32),
             "versions": bytes_array(wire["versions"], np.int32),
         }
     )
+
+
+def _migration(wire: dict[str, Any] | None) -> Migration | None:
+    return None if wire is None else Migration(**wire)
 
 
 def tool_return_to_wire(tool: ToolReturn) -> dict[str, Any]:
@@ -162,6 +167,7 @@ def trajectory_to_wire(trajectory: Trajectory) -> dict[str, Any]:
         "generate_seconds": trajectory.generate_seconds,
         "tool_seconds": trajectory.tool_seconds,
         "artifact": trajectory.artifact,
+        "segments": [asdict(served) for served in trajectory.segments],
     }
 
 
@@ -179,5 +185,6 @@ def trajectory_from_wire(wire: dict[str, Any]) -> Trajectory:
             "tools": tuple(tool_return_from_wire(tool) for tool in wire["tools"]),
             "failure": None if wire["failure"] is None else Failure(*wire["failure"]),
             "artifact": _plain(wire["artifact"]),
+            "segments": tuple(Served(**{**s, "migration": _migration(s["migration"])}) for s in wire["segments"]),
         }
     )

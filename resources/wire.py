@@ -15,7 +15,8 @@ METADATA = "libra"
 ANNOTATION = "libra"
 """Key of ``TaskState.annotations`` under which the plugin writes what it has decided for a task: ``trajectory``,
 ``turn``, ``version``, ``bucket``, and for a segment after a move ``kv``: ``sources`` ([[worker, node, address]] where
-KV may lie) and ``expected`` (seconds that its way should take, or None). Dask sends it to the worker with the task."""
+KV may lie), ``fetching`` and ``prefilling`` (seconds that bringing it and computing it should take, or None). Dask
+sends it to the worker with the task."""
 
 # driver → plugin, RPC (``client.scheduler.<name>(...)``); each but the claim takes ``token``.
 CLAIM = "libra_claim"
@@ -31,7 +32,7 @@ SET_ROLE = "libra_set_role"
 SET_WEIGHTS = "libra_set_weights"
 """``version``, ``path``, ``digest`` → ``{}``: rollout workers load it; announced by `EVENT` ``weights``."""
 REPORT_STEP = "libra_report_step"
-"""``step``, ``seconds`` since the last one, ``records`` (rows of `RequestRecord`s of the step's batch) → ``{}``: what
+"""``step``, ``seconds`` since the last one, ``records`` (the step's batch as plain `RequestRecord`s) → ``{}``: what
 replanning goes by; announced by `EVENT` ``replan``. Ignored in a run that does not replan."""
 AWAIT_BATCH = "libra_await_batch"
 """worker → plugin: ``run``, ``version`` → the batch's record once the driver has posted it (`POST_BATCH`)."""
@@ -87,7 +88,8 @@ there is none."""
 # worker → plugin, stream
 ROLE_STATE = "libra-role-state"
 """``role``, ``epoch``, ``state`` (``ready``, ``failed``, ``lost``, ``stopped``), ``version`` (loaded, or None),
-``slots``, ``error`` (the child's own text). ``lost``: a ready role's child has died."""
+``slots``, ``kv_room`` (the fields of a rollout role's `KVRoom`, or None), ``error`` (the child's own text). ``lost``: a
+ready role's child has died."""
 WEIGHTS_LOADED = "libra-weights-loaded"
 """``epoch``, ``version``, ``digest``, ``error`` (None, or the engine's own text)."""
 

@@ -184,8 +184,8 @@ class Binder:
                 self._outbox.forget(address, (trajectory,))
 
     def moved(self, trajectory: str, migration: Migration) -> None:
-        """How the KV of a trajectory that moved has come: count it, log it beside what was expected, let the policy
-        learn from it."""
+        """How the KV of a trajectory that moved has come: count it, log it beside both estimates, let the policy learn
+        from it."""
         counts = self._alarms.counts
         counts[f"kv:{migration.way}"] += 1
         counts["kv:tokens"] += migration.tokens
@@ -230,4 +230,7 @@ class Binder:
         workers = self._scheduler.workers
         there = [(each.name, workers[each.address]) for each in instances if each.address in workers]
         sources = [[name, node_of(worker.resources, worker.host), worker.address] for name, worker in there]
-        return {"sources": sources, "expected": None if move is None else move.seconds} if sources else None
+        if not sources:
+            return None
+        fetching, prefilling = (None, None) if move is None else (move.fetch, move.prefill)
+        return {"sources": sources, "fetching": fetching, "prefilling": prefilling}

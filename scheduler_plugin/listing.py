@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from libra.resources.types import InstanceFacts
+from libra.resources.types.cluster import NO_FACTS
 from libra.scheduler_plugin.roles import Duty, Limits, Phase, RoleState
 
 
 class Table(Protocol):
     """Of a `libra.scheduler_plugin.routing.RoutingTable`, what a pool changes."""
 
-    def offer(self, address: str, name: str, tp: int, slots: int) -> None: ...
+    def offer(self, address: str, name: str, tp: int, slots: int, facts: InstanceFacts = NO_FACTS) -> None: ...
 
     def offer_tool(self, address: str) -> None: ...
 
@@ -30,14 +32,17 @@ def forget_drained(table: Table, address: str, before: RoleState, after: RoleSta
         table.withdraw(address)
 
 
-def list_worker(table: Table, address: str, name: str, state: RoleState, slots: int) -> None:
-    """Bring about in ``table`` what ``state`` offers. ``slots``: sequences that a rollout worker admits."""
+def list_worker(
+    table: Table, address: str, name: str, state: RoleState, slots: int, facts: InstanceFacts = NO_FACTS
+) -> None:
+    """Bring about in ``table`` what ``state`` offers. ``slots``: sequences that a rollout worker admits;
+    ``facts``: what it has told."""
     if state.phase is Phase.DRAINING:
         table.retire(address)
     elif not state.offers:
         table.withdraw(address)
     elif state.duty is not None and state.duty.role == "rollout":
-        table.offer(address, name, state.duty.tp or 1, slots)
+        table.offer(address, name, state.duty.tp or 1, slots, facts)
     elif state.duty is not None and state.duty.role == "tool":
         table.offer_tool(address)
 

@@ -21,7 +21,7 @@ from libra.resources import wire
 from libra.resources.bootstrap import Bootstrap
 from libra.resources.dask_settings import forget_prefixes
 from libra.resources.errors import DeadlineError
-from libra.resources.types import Migration
+from libra.resources.types import KVRoom, Migration
 from libra.scheduler_plugin import guests, roles, spans
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.binding import disown, split_key
@@ -205,10 +205,12 @@ class LibraScheduler(SchedulerPlugin):
         version: int | None = None,
         slots: int | None = None,
         error: str | None = None,
+        kv_room: dict[str, int] | None = None,
         worker: str = "",
     ) -> None:
         """`wire.ROLE_STATE`."""
-        self.pool.reported(worker, roles.Reported(epoch, state, version, slots or 0, error))
+        room = None if kv_room is None else KVRoom(**kv_room)
+        self.pool.reported(worker, roles.Reported(epoch, state, version, slots or 0, error, room))
 
     @_guarded
     def on_weights_loaded(

@@ -14,7 +14,8 @@ from typing import Any
 
 from libra.resources import wire
 from libra.resources.errors import ClusterError
-from libra.resources.tags import GUEST
+from libra.resources.tags import GUEST, node_of
+from libra.resources.types import InstanceFacts
 from libra.scheduler_plugin import roles
 from libra.scheduler_plugin.assignment import Candidate, candidate, fill
 from libra.scheduler_plugin.claims import Claim
@@ -205,7 +206,8 @@ class Pool:
         claim = self._claim
         if claim is not None:
             slots = state.slots or (_slots(worker, state.duty) if state.duty is not None else 0)
-            list_worker(claim.table, worker.address, str(worker.name), state, slots)
+            facts = InstanceFacts(node_of(worker.resources, worker.host), state.kv_room)
+            list_worker(claim.table, worker.address, str(worker.name), state, slots, facts)
         retag(self._scheduler, worker, tags)
         if claim is not None:
             claim.rebind_waiting()

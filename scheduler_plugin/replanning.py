@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -31,10 +30,6 @@ from libra.scheduler_plugin.roles import Duty
 from libra.scheduler_plugin.routing import RoutingTable
 
 _ROLES = ("rollout", "train")
-_FIELDS = (
-    "trajectory", "prompt", "generated", "tool", "turns", "kvint", "prefilled", "tool_seconds", "queue_seconds",
-    "prefill_pairs", "domain",
-)  # fmt: skip
 
 
 def online_of(
@@ -135,13 +130,3 @@ class Replanning:
     def _wanted(self, name: str) -> Duty | None:
         state = self._pool.states.get(name)
         return None if state is None else state.wanted
-
-
-def record_row(record: RequestRecord) -> list[Any]:
-    """A record as a report carries it: plain values, without residences and migrations."""
-    return [getattr(record, name) for name in _FIELDS]
-
-
-def record_of(row: Sequence[Any]) -> RequestRecord:
-    """Inverse of `record_row`."""
-    return RequestRecord(**dict(zip(_FIELDS, row, strict=True)))

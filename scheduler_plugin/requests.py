@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,13 @@ import distributed
 from libra.resources import wire
 from libra.resources.errors import LibraError
 from libra.resources.tags import ROLES
+from libra.resources.types import RequestRecord
 from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.assignment import assign
 from libra.scheduler_plugin.binding import Binder
 from libra.scheduler_plugin.claims import Claim
 from libra.scheduler_plugin.learned import Keeper, load
-from libra.scheduler_plugin.replanning import Replanning, online_of, record_of
+from libra.scheduler_plugin.replanning import Replanning, online_of
 from libra.scheduler_plugin.residences import Residences
 from libra.scheduler_plugin.retag import offered
 from libra.scheduler_plugin.roles import Duty
@@ -174,13 +176,13 @@ class Requests:
         claim.post(version, record)
         return {}
 
-    async def report_step(self, token: str, step: int, seconds: float, records: list[list[Any]]) -> Reply:
+    async def report_step(self, token: str, step: int, seconds: float, records: list[dict[str, Any]]) -> Reply:
         """A step has ended."""
         claim = self._plugin.holds(token)
         if claim is None:
             return _REFUSED
         if claim.replanning is not None:
-            claim.replanning.report(step, seconds, [record_of(row) for row in records])
+            claim.replanning.report(step, seconds, [RequestRecord.from_plain(row) for row in records])
         return {}
 
     async def await_batch(self, run: str, version: int) -> Reply:
@@ -212,13 +214,21 @@ class Requests:
             for name, state in plugin.pool.states.items()
         }
         instances = {
-            i.name: {"tp": i.tp, "slots": i.slots, "sequences": i.sequences, "tokens": i.tokens}
+            i.name: {
+                "tp": i.tp,
+                "slots": i.slots,
+                "sequences": i.sequences,
+                "tokens": i.tokens,
+                "node": i.facts.node,
+                "kv_room": None if i.facts.kv is None else asdict(i.facts.kv),
+            }
             for i in claim.table.instances.values()
         }
         return {
             "run": claim.spec.run,
             "roles": table,
             "instances": instances,
+            "policy": claim.table.policy.metrics(),
             "weights": {"current": claim.version, "installed": {name: row["version"] for name, row in table.items()}},
             "trajectories": len(claim.table.routes),
             "counters": dict(plugin.alarms.counts),

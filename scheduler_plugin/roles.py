@@ -22,6 +22,7 @@ from enum import StrEnum
 
 from libra.resources.errors import DeadlineError
 from libra.resources.tags import REWARD, TOOL, TRAIN, Role, rollout_tag
+from libra.resources.types import KVRoom
 
 
 class Phase(StrEnum):
@@ -86,6 +87,7 @@ class RoleState:
     asked: int | None = None
     version: int | None = None
     slots: int = 0
+    kv_room: KVRoom | None = None
     deadline: float | None = None
     failures: int = 0
     error: str | None = None
@@ -133,6 +135,7 @@ class Reported:
     version: int | None = None
     slots: int = 0
     error: str | None = None
+    kv_room: KVRoom | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +269,7 @@ def _want(state: RoleState, duty: Duty | None, at_once: bool, now: float, limits
         case Phase.READY if not same:
             return replace(asked, phase=Phase.DRAINING, deadline=now + limits.drain), _draining(state, True)
         case Phase.DRAINING if same:
-            back = replace(asked, phase=Phase.READY, deadline=None, since=now)
-            back, loads = _published(back, now, limits, current)  # it was not told of weights while it drained
+            back, loads = _published(_ready(asked, now), now, limits, current)  # published while it drained
             return back, (*_draining(state, False), *loads)
     return asked, ()
 
@@ -278,7 +280,7 @@ def _reported(state: RoleState, report: Reported, now: float, limits: Limits, cu
     reason = report.error or f"the {state.duty} role reported {report.state!r} and gave no reason"
     match state.phase, report.state:
         case Phase.STARTING, "ready":
-            up = replace(state, up=True, version=report.version, slots=report.slots)
+            up = replace(state, up=True, version=report.version, slots=report.slots, kv_room=report.kv_room)
             if state.duty.role == "rollout" and current is not None and report.version != current:
                 return _load(up, now + limits.load, current)
             return _ready(up, now), ()
@@ -390,8 +392,7 @@ def _backing_off(state: RoleState, now: float, limits: Limits) -> RoleState:
 
 def _draining(state: RoleState, drains: bool) -> tuple[Drain, ...]:
     """Requests to an engine can be cut short and go on elsewhere; other tasks are left to end."""
-    rollout = state.duty is not None and state.duty.role == "rollout"
-    return (Drain(state.epoch, drains),) if rollout else ()
+    return (Drain(state.epoch, drains),) if state.duty is not None and state.duty.role == "rollout" else ()
 
 
 def _evicting(state: RoleState) -> Iterable[Evict]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from libra.resources.tags import rollout_tag
-from libra.resources.types import Bucket, RolloutInstance, ToolState
+from libra.resources.types import Bucket, InstanceFacts, RolloutInstance, ToolState
+from libra.resources.types.cluster import NO_FACTS
 from libra.scheduler_plugin.policy import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
 from libra.scheduler_plugin.policy.moves import MoveEstimate
 
@@ -46,7 +47,8 @@ class RoutingTable:
         self.tools: dict[str, int] = {}
         """Sessions by address of the tool workers that are ready."""
         self._tags = frozenset(rollout_tag(bucket.tp) for bucket in buckets)
-        self._listed: tuple[RolloutInstance, ...] | None = None
+        self._listed: list[RolloutInstance] | None = None
+        self._places: dict[str, int] = {}
 
     def rebucket(self, buckets: Sequence[Bucket]) -> None:
         """Other buckets from now on. What is bound stays where it is."""
@@ -55,9 +57,9 @@ class RoutingTable:
 
     # Instances and tool workers come and go.
 
-    def offer(self, address: str, name: str, tp: int, slots: int) -> None:
+    def offer(self, address: str, name: str, tp: int, slots: int, facts: InstanceFacts = NO_FACTS) -> None:
         """A rollout instance takes segments from now on."""
-        self.instances[address] = RolloutInstance(address, name, tp, slots, 0, 0)
+        self.instances[address] = RolloutInstance(address, name, tp, slots, 0, 0, facts)
         self.retired.pop(address, None)
         self._listed = None
 
@@ -125,7 +127,8 @@ class RoutingTable:
                 f"nobody has told the context of trajectory {trajectory}: its graph came without `libra-open`"
             )
         if self._listed is None:
-            self._listed = tuple(self.instances.values())
+            self._listed = list(self.instances.values())
+            self._places = {instance.address: place for place, instance in enumerate(self._listed)}
         request = PlacementRequest(trajectory, route.prompt, route.context, route.history, route.instance)
         placement = self.policy.place(request, self._listed, self.buckets)
         self._check(placement)
@@ -228,7 +231,7 @@ class RoutingTable:
 
     def _count(self, address: str, sequences: int, tokens: int) -> None:
         i = self.instances[address]
-        self.instances[address] = RolloutInstance(
-            i.address, i.name, i.tp, i.slots, i.sequences + sequences, i.tokens + tokens
-        )
-        self._listed = None
+        changed = RolloutInstance(i.address, i.name, i.tp, i.slots, i.sequences + sequences, i.tokens + tokens, i.facts)
+        self.instances[address] = changed
+        if self._listed is not None:
+            self._listed[self._places[address]] = changed

@@ -22,7 +22,7 @@ from libra.resources.kv.entries import Entry
 from libra.resources.kv.layout import KVLayout
 from libra.resources.kv.ownership import OwnedArena, arena_name, arena_path, reap_arenas
 from libra.resources.types import Migration, Tokens
-from libra.tasks.kv_fetch import Fetch, Fetched, Rates
+from libra.tasks.kv_fetch import Choice, Fetch, Fetched, Rates
 
 logger = logging.getLogger("distributed.libra.kv")
 
@@ -39,12 +39,14 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class Hint:
     """What is known of a segment's KV before it runs. ``stage``: the trajectory may go on elsewhere; ``sources``: where
-    KV of it lies if it has moved, the likeliest first; ``expected``: seconds that its way here should take;
+    KV of it lies if it has moved, the likeliest first; ``fetching`` and ``prefilling``: seconds that bringing it and
+    computing it should take, as the policy reckoned and as who chose between them did later (None: nobody could say);
     ``fetched``: seconds that it took from another node, if it came."""
 
     stage: bool = False
     sources: tuple[Source, ...] = ()
-    expected: float | None = None
+    fetching: float | None = None
+    prefilling: float | None = None
     fetched: float | None = None
 
 
@@ -57,7 +59,16 @@ def hint_of(annotation: Mapping[str, Any], stage: bool) -> Hint:
     kv = annotation.get("kv")
     if kv is None:
         return Hint(stage)
-    return Hint(stage, tuple(Source(*source) for source in kv["sources"]), kv["expected"])
+    return Hint(stage, tuple(Source(*source) for source in kv["sources"]), kv["fetching"], kv["prefilling"])
+
+
+def informed(hint: Hint, choice: Choice) -> Hint:
+    """``hint`` with the estimates that decided where they were measured, the policy's where they were not."""
+    return replace(
+        hint,
+        fetching=hint.fetching if choice.fetching is None else choice.fetching,
+        prefilling=hint.prefilling if choice.prefilling is None else choice.prefilling,
+    )
 
 
 class Staging:
@@ -99,7 +110,13 @@ class Staging:
         try:
             async with asyncio.timeout(seconds):
                 fetch = Fetch(arena, self._peer(source.address), self._run, trajectory, context)
-                came = await self._fetch(fetch, source, trajectory)
+                tokens = await fetch.look()
+                if isinstance(tokens, int):
+                    choice = self.rates.choose(fetch.bytes, tokens)
+                    hint = informed(hint, choice)
+                    came = await self._fetch(fetch, choice)
+                else:
+                    came = tokens
         except (TimeoutError, OSError) as error:
             came = f"{type(error).__name__}: {error} (within load_seconds = {seconds:g})"
         if isinstance(came, str):
@@ -107,12 +124,7 @@ class Staging:
             return hint
         return replace(hint, fetched=came.seconds)
 
-    async def _fetch(self, fetch: Fetch, source: Source, trajectory: str) -> Fetched | str:
-        tokens = await fetch.look()
-        if isinstance(tokens, str):
-            return tokens
-        choice = self.rates.choose(fetch.bytes, tokens)
-        logger.info("%d tokens of %s (%d B) on %s: %s", tokens, trajectory, fetch.bytes, source.node, choice)
+    async def _fetch(self, fetch: Fetch, choice: Choice) -> Fetched | str:
         if not choice.fetch:
             return f"that is cheaper ({choice})"
         came = await fetch.run()
@@ -148,7 +160,8 @@ class Staging:
             tokens=loaded or computed,
             bytes=loaded * arena.layout.bytes_per_token,
             seconds=float(ended["kv_seconds"]) + (hint.fetched or 0.0),
-            expected=hint.expected,
+            fetching=hint.fetching,
+            prefilling=hint.prefilling,
         )
 
     def forget(self, trajectories: Iterable[str]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from libra.resources import tags
+from libra.resources.types import KVRoom
 from libra.resources.types.run import RunSpec
 from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment, EnvironmentConfig
@@ -69,6 +70,11 @@ class Role(ABC):
     @property
     def version(self) -> int | None:
         """The version of the loaded weights; None for roles without."""
+        return None
+
+    @property
+    def kv_room(self) -> KVRoom | None:
+        """What the KV cache of a ready rollout role holds; None for roles without."""
         return None
 
     def slots(self, threads: int) -> int:

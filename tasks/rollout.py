@@ -19,7 +19,7 @@ import numpy as np
 from libra.resources.codec import segment_to_wire, tool_return_from_wire
 from libra.resources.errors import InfraError, TaskError
 from libra.resources.kv.arena import Arena
-from libra.resources.types import Segment, Tokens, TrajectoryId, WeightVersion
+from libra.resources.types import KVRoom, Segment, Tokens, TrajectoryId, WeightVersion
 from libra.tasks.child.host import error_text
 from libra.tasks.child.parent import ChildProcess
 from libra.tasks.engines.base import EngineConfig, Place
@@ -103,6 +103,7 @@ class RolloutRole(Role):
         self._pending: dict[str, dict[str, asyncio.Future[dict[str, Any]]]] = {}
         self._numbers = itertools.count()
         self._loaded: int | None = None
+        self._kv_room: KVRoom | None = None
         self._drains = False
         self._loading = asyncio.Lock()
         self._stats: dict[str, Any] = {}
@@ -164,6 +165,7 @@ class RolloutRole(Role):
             loaded = await engine.call("load", seconds=building + self.spec.load_seconds, **asdict(weights))
             if self._staging is not None and self._loaded is None:
                 await self._make_arena(self._staging, loaded)
+            self._kv_room = KVRoom(**loaded["kv_room"])
             self._loaded = loaded["version"]
 
     def room(self, context: int) -> int:
@@ -176,7 +178,7 @@ class RolloutRole(Role):
         started = time.time()
         max_new = min(max_new, self.room(len(context)))
         if max_new < 1 or self._drains:
-            empty = _empty_segment(len(context), self.setting.worker, started)
+            empty = self._empty_segment(len(context), started)
             return replace(empty, finish="abort") if max_new >= 1 else empty
         staging, name = self._staging, str(trajectory)
         if staging is not None:
@@ -204,6 +206,7 @@ class RolloutRole(Role):
             queued=end["queued"],
             staged=end["staged"],
             migration=None if staging is None else staging.migration(hint, end, len(context)),
+            tp=self.setting.tp or 1,
         )
 
     @property
@@ -244,6 +247,10 @@ class RolloutRole(Role):
     def version(self) -> int | None:
         return self._loaded
 
+    @property
+    def kv_room(self) -> KVRoom | None:
+        return self._kv_room
+
     def slots(self, threads: int) -> int:
         return self._config.slots
 
@@ -277,6 +284,20 @@ class RolloutRole(Role):
         if end["error"] is not None or (end["finish"] == "abort" and not self._drains):
             raise InfraError(f"{engine.name} ended a request of {trajectory}: {end['error'] or 'aborted'}")
         return end
+
+    def _empty_segment(self, context: int, now: float) -> Segment:
+        return Segment(
+            np.empty(0, np.int32),
+            np.empty(0, np.float32),
+            np.empty(0, np.int32),
+            "length",
+            context=context,
+            cached=0,
+            instance=self.setting.worker,
+            started=now,
+            ended=now,
+            tp=self.setting.tp or 1,
+        )
 
     def _place(self) -> Place:
         return Place(self.setting.tp or 1, None if self._staging is None else str(self._staging.path))
@@ -328,17 +349,3 @@ class RolloutRole(Role):
             for future in requests.values():
                 if not future.done():
                     future.set_exception(InfraError(reason))
-
-
-def _empty_segment(context: int, instance: str, now: float) -> Segment:
-    return Segment(
-        np.empty(0, np.int32),
-        np.empty(0, np.float32),
-        np.empty(0, np.int32),
-        "length",
-        context=context,
-        cached=0,
-        instance=instance,
-        started=now,
-        ended=now,
-    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import asdict
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
@@ -269,6 +270,7 @@ class LibraWorker(WorkerPlugin):
             state=state,
             version=None if role is None else role.version,
             slots=0 if role is None else role.slots(self.worker.state.nthreads),
+            kv_room=None if role is None or role.kv_room is None else asdict(role.kv_room),
             error=error,
         )
 

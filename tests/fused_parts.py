@@ -62,7 +62,9 @@ class PlannedRollout(LabelRollout):
         place: dict[str, Any] = {"context": len(context), "cached": 0, "instance": self.setting.worker}
         if hint.sources:
             source, here = hint.sources[0].worker, self.setting.worker
-            place["migration"] = Migration("prefill", source, here, len(context), 0, 0.0, hint.expected)
+            place["migration"] = Migration(
+                "prefill", source, here, len(context), 0, 0.0, hint.fetching, hint.prefilling
+            )
         return Segment(tokens, logprobs, versions, "stop", **place, started=started, ended=time.time())  # type: ignore[arg-type]
 
 

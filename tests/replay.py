@@ -23,7 +23,13 @@ from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel
 from libra.scheduler_plugin.policy.balance import bucket_of
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, PlacementRequest
 
-COSTS = CostConfig(kv_tokens={1: 270_900, 2: 722_000, 4: 1_620_000, 8: 3_430_000})
+COSTS = CostConfig(
+    kv_bytes_per_token=163_840,
+    host_bandwidth=19_850_000_000,
+    network_bandwidth=16_250_000_000,
+    kv_tokens={1: 270_900, 2: 722_000, 4: 1_620_000, 8: 3_430_000},
+)
+"""*Derived* for a 14B model with 40 KV-carrying layers on A800-class devices."""
 
 
 @dataclass(frozen=True)

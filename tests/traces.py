@@ -228,9 +228,18 @@ def scaled(traces: Sequence[Trace], factor: int) -> list[Trace]:
     ]
 
 
-def epochs(traces: Sequence[Trace], members: int) -> list[list[Trace]]:
-    """Recorded ``traces`` as steps that see every prompt anew, ``members`` of its trajectories at a time."""
-    steps: dict[int, list[Trace]] = {}
+def epochs(traces: Sequence[Trace], members: int, seed: int | None = None) -> list[list[Trace]]:
+    """Recorded ``traces`` as steps that see every prompt anew, ``members`` of its trajectories at a time. ``seed``:
+    which of them come in which step, and the order in which a step's prompts arrive; None: as recorded."""
+    prompts: dict[str, list[Trace]] = {}
     for trace in traces:
-        steps.setdefault(int(trace.name.rpartition("m")[2]) // members, []).append(trace)
-    return [steps[number] for number in sorted(steps)]
+        prompts.setdefault(trace.prompt, []).append(trace)
+    groups = list(prompts.values())
+    random = np.random.default_rng(seed)
+    if seed is not None:
+        groups = [[group[i] for i in random.permutation(len(group))] for group in groups]
+    found = []
+    for first in range(0, max(map(len, groups)), members):
+        order = range(len(groups)) if seed is None else random.permutation(len(groups))
+        found.append([trace for i in order for trace in groups[i][first : first + members]])
+    return found

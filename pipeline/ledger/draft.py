@@ -137,6 +137,7 @@ class Draft:
             generate_seconds=sum(segment.ended - segment.started for _, segment in self.steps),
             tool_seconds=sum(tool.seconds for tool in self.tools),
             artifact=artifact,
+            segments=tuple(segment.served() for _, segment in self.steps),
         )
 
     def _parts(self) -> list[tuple[Tokens, Segment | None]]:

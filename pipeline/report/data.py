@@ -97,6 +97,7 @@ def _summary_so_far(metrics: Metrics) -> dict[str, Any]:
         "moves": totals["moves"],
         "restarts": totals["restarts"],
         "outages": totals["outages"],
+        "policy": last["policy"],
         "skipped_groups": totals["groups"].get("skipped", 0),
         "dropped_groups": totals["groups"].get("unusable", 0) + totals["groups"].get("expired", 0),
         "staleness_max": max(map(int, totals["staleness"]), default=0),

@@ -147,6 +147,10 @@ def endings(data: ReportData) -> str:
         ("failures", _table(failures) if failures else '<p class="none">none</p>'),
         ("groups", _table(groups)),
     ]
+    if served := requests(data):
+        tables.append(("what serving the trained trajectories took", _table(served)))
+    if policy := data.summary.get("policy"):
+        tables.append(("the bucket policy", _table({name: f"{value:,.6g}" for name, value in policy.items()})))
     if moves := data.summary.get("moves"):
         tables.append(("moves to another instance, by the way of the KV", _table(_moves(moves))))
     return _pair(tables) + _outages(data)
@@ -173,6 +177,29 @@ def _outages(data: ReportData) -> str:
 
 def _back(seconds: float | None) -> str:
     return "never" if seconds is None else f"{seconds:,.1f} s"
+
+
+def requests(data: ReportData) -> dict[str, str]:
+    """Sums over the run's steps in words: seconds in queues, engines (by TP) and tools; KV computed, read and moved."""
+    steps = [record["requests"] for record in data.metrics.steps if record.get("requests")]
+    if not steps:
+        return {}
+    summed = {name: sum(step[name] for step in steps) for name in steps[0] if name != "residence"}
+    degrees = sorted({int(tp) for step in steps for tp in step["residence"]})
+    residence = {tp: sum(step["residence"].get(str(tp), 0.0) for step in steps) for tp in degrees}
+    rows = {
+        "queued in engines": f"{summed['queue_seconds']:,.1f} s",
+        **{f"in engines of TP {tp}": f"{seconds:,.1f} s" for tp, seconds in residence.items()},
+        "in tools": f"{summed['tool_seconds']:,.1f} s",
+        "KV computed": f"{summed['prefilled']:,} tokens",
+        "Σ context · tokens": f"{summed['kvint']:,} tokens²",
+    }
+    if summed["migrations"]:
+        rows["KV moved"] = (
+            f"{summed['migrations']:,} times, {summed['migration_bytes'] / 1e6:,.1f} MB in "
+            f"{summed['migration_seconds']:.2f} s"
+        )
+    return rows
 
 
 def _moves(moves: Mapping[str, Mapping[str, float]]) -> dict[str, str]:

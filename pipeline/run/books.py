@@ -19,6 +19,7 @@ from libra.pipeline.store.journal import Journal
 from libra.pipeline.view.events import GroupFinished, StepTrained, TrajectoryEnded
 from libra.resources.batches import BatchReader
 from libra.resources.types import Stream, Trajectory, TrajectoryId
+from libra.resources.types.request import totals
 
 
 def trajectory_ended(trajectory: Trajectory, stream: Stream, now: float) -> TrajectoryEnded:
@@ -43,7 +44,8 @@ def trajectory_ended(trajectory: Trajectory, stream: Stream, now: float) -> Traj
 
 def step_trained(version: int, path: Path, measures: Mapping[str, Any], replayed: bool = False) -> StepTrained:
     """What the view is told of a step: the batch's facts, read back from the store, and the trainer's measures."""
-    table = BatchReader(path).table()
+    reader = BatchReader(path)
+    table = reader.table()
     oldest = table["oldest_version"]
     return StepTrained(
         time=time.time(),
@@ -58,6 +60,7 @@ def step_trained(version: int, path: Path, measures: Mapping[str, Any], replayed
             for name, value in measures.items()
             if isinstance(value, (int, float)) and name != "version"
         },
+        requests=totals(reader.records()),
         replayed=replayed,
     )
 

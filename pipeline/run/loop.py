@@ -37,7 +37,7 @@ from libra.pipeline.run.play import Hooks, Player
 from libra.pipeline.run.prompts import PromptOrder
 from libra.pipeline.run.training import TrainingSide
 from libra.pipeline.run.waits import Emit, bounded, waiting
-from libra.pipeline.view.events import GroupFinished, InFlight, Load, Published, WaitStarted
+from libra.pipeline.view.events import GroupFinished, InFlight, Load, PolicyState, Published, WaitStarted
 from libra.resources.batches import write_batch
 from libra.resources.codec import array_bytes
 from libra.resources.errors import DeadlineError, LibraError
@@ -47,6 +47,14 @@ from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment
 
 WATCH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the plugin says at this instant: what runs, by worker, and what the bucket policy shows of itself."""
+
+    running: dict[str, int]
+    policy: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ class Parts:
     post_batch: Callable[[int, dict[str, Any]], Awaitable[None]]
     report_step: Callable[[int, float, Path], Awaitable[None]]
     save_checkpoint: Callable[[], Awaitable[None]]
-    load_by_worker: Callable[[], Awaitable[dict[str, int]]]
+    look: Callable[[], Awaitable[Look]]
     emit: Emit
 
 
@@ -305,7 +313,10 @@ class RunLoop:
                 raise DeadlineError(
                     f"any of {driver.inflight} tasks to end", f"the workers ({roles})", seconds, "deadlines.step"
                 )
-            self._p.emit(Load(time.time(), await self._p.load_by_worker()))
+            look = await self._p.look()
+            self._p.emit(Load(time.time(), look.running))
+            if look.policy:
+                self._p.emit(PolicyState(time.time(), look.policy))
             self._p.emit(self._idle_engines())
 
     def _idle_engines(self) -> WaitStarted:

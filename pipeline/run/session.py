@@ -22,7 +22,7 @@ from libra.pipeline.driver.dask_public import TopicTransport
 from libra.pipeline.driver.driver import Driver
 from libra.pipeline.driver.transport import Transport
 from libra.pipeline.run.fleet import Fleet
-from libra.pipeline.run.loop import Parts, RunLoop, first_error
+from libra.pipeline.run.loop import Look, Parts, RunLoop, first_error
 from libra.pipeline.run.play import Player, PlayRules
 from libra.pipeline.run.prepare import Prepared
 from libra.pipeline.run.spec import make_spec
@@ -36,8 +36,6 @@ from libra.resources.errors import ClusterError
 from libra.resources.types import WeightVersion
 from libra.resources.types.run import RunSpec
 from libra.resources.weights import prune_weights, release_weight_directory, weight_directory
-from libra.scheduler_plugin.replanning import record_row
-from libra.scheduler_plugin.simulation.traces import trace_of
 
 Started = Callable[[RunLoop, Client, str], None]
 """Called with the loop, the client and the run's id once the loop is about to run."""
@@ -151,11 +149,12 @@ async def run_session(
 
         async def report_step(step: int, seconds: float, batch: Path) -> None:
             if config.planner.enabled:
-                rows = await asyncio.to_thread(step_records, batch)
+                rows = await asyncio.to_thread(step_records, batch, config.environment.kind)
                 await scheduler.call(wire.REPORT_STEP, step=step, seconds=seconds, records=rows)
 
-        async def load_by_worker() -> dict[str, int]:
-            return busy_counts(await scheduler.call(wire.STATUS))
+        async def look() -> Look:
+            status = await scheduler.call(wire.STATUS)
+            return Look(busy_counts(status), status["policy"])
 
         limits = PlayRules(
             max_turn_tokens=config.environment.max_turn_tokens,
@@ -179,7 +178,7 @@ async def run_session(
                 post_batch=post_batch,
                 report_step=report_step,
                 save_checkpoint=lambda: state.save(training.save),
-                load_by_worker=load_by_worker,
+                look=look,
                 emit=emit,
             )
         )
@@ -187,9 +186,9 @@ async def run_session(
         await loop.run()
 
 
-def step_records(batch: Path) -> list[list[Any]]:
-    """What the trajectories of a committed batch took, as `wire.REPORT_STEP` carries it."""
-    return [record_row(trace_of(trajectory).record()) for trajectory in BatchReader(batch).trajectories()]
+def step_records(batch: Path, kind: str) -> list[dict[str, Any]]:
+    """What the trajectories of a committed batch of the environment ``kind`` took, as `wire.REPORT_STEP` carries it."""
+    return [record.to_plain() for record in BatchReader(batch).records(kind)]
 
 
 async def begin(state: RunState, training: TrainingSide, emit: Emit) -> None:

@@ -108,7 +108,7 @@ def read_recording(path: Path) -> Recording:
         step = int(reader.attributes["version"]) + 1
         for trajectory in reader.trajectories():
             engines[step] = engines.get(step, 0.0) + trajectory.generate_seconds
-            groups.setdefault(trajectory.id.group, []).append(_trace(trajectory))
+            groups.setdefault(trajectory.id.group, []).append(_trace(trajectory, config.environment.kind))
     records = {record["step"]: record for record in read_metrics(path).steps if not record["replayed"]}
     steps = {step: record for step, record in records.items() if step > 1}
     if not steps or not groups:
@@ -230,10 +230,10 @@ def _model(folder: RunFolder) -> ModelSpec | None:
     return model_from_hf(configs[-1]).model_copy(update={"name": folder.path.name, "bytes_per_parameter": 4})
 
 
-def _trace(trajectory: Trajectory) -> Trace:
+def _trace(trajectory: Trajectory, kind: str) -> Trace:
     """What a trajectory did. The time that neither an engine nor a tool worked on it is spread evenly over its
     hand-overs: before its first segment, around each tool call, and after its last segment."""
-    trace = trace_of(trajectory)
+    trace = trace_of(trajectory, kind)
     calls = sum(turn.state is not None for turn in trace.turns)
     lifetime = trajectory.ended - trajectory.started
     over = max(0.0, lifetime - trajectory.generate_seconds - trajectory.tool_seconds) / (calls + 2)

@@ -100,6 +100,14 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What the bucket policy shows of itself (`BucketPolicy.metrics`)."""
+
+    time: float
+    measures: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class WaitStarted:
     """``who`` waits; while it is idle its idle time goes to ``cause``.
 
@@ -165,7 +173,8 @@ class StepTrained:
 
     ``staleness``, ``lengths`` and ``rewards`` have one entry a training sequence. ``measures`` are the trainer's own
     (``loss``, ``grad_norm``, ``entropy``, ``clip_share``, ``logprob_gap_mean``, ``logprob_gap_max``, ``loss_tokens``,
-    ``seconds``). ``replayed``: trained again from the journal after a resume.
+    ``seconds``). ``requests``: what serving the batch took (`libra.resources.types.request.totals`). ``replayed``:
+    trained again from the journal after a resume.
     """
 
     time: float
@@ -176,6 +185,7 @@ class StepTrained:
     rewards: tuple[float, ...]
     sampled: int
     measures: Mapping[str, float]
+    requests: Mapping[str, Any] = field(default_factory=dict)
     replayed: bool = False
 
 
@@ -234,6 +244,6 @@ class RunEnded:
 
 
 Event = (
-    RunStarted | Progress | RoleChanged | InFlight | Worked | Moved | Load | WaitStarted | WaitEnded | TrajectoryEnded
-    | GroupFinished | StepTrained | Published | EvalFinished | Failed | Note | RunEnded
+    RunStarted | Progress | RoleChanged | InFlight | Worked | Moved | Load | PolicyState | WaitStarted | WaitEnded
+    | TrajectoryEnded | GroupFinished | StepTrained | Published | EvalFinished | Failed | Note | RunEnded
 )  # fmt: skip

@@ -52,6 +52,7 @@ class RunMonitor:
         self.groups: Counter[str] = Counter()
         self.moves: dict[str, dict[str, float]] = {}
         self.restarts = Restarts()
+        self.policy: dict[str, float] = {}
         self.staleness: Counter[int] = Counter()
         self.heldout: list[Heldout] = []
         self.reward: float | None = None
@@ -108,6 +109,8 @@ class RunMonitor:
                 self._moved(event)
             case happened.Load():
                 self._load = event.running
+            case happened.PolicyState():
+                self.policy = dict(event.measures)
             case happened.WaitStarted():
                 self.idle.wait_started(event)
             case happened.WaitEnded():
@@ -195,6 +198,7 @@ class RunMonitor:
             "moves": self.moves,
             "restarts": self.restarts.count,
             "outages": self.restarts.plain(),
+            "policy": self.policy,
             "skipped_groups": self.groups["skipped"],
             "dropped_groups": self.groups["unusable"] + self.groups["expired"],
             "staleness_max": self.staleness_max,
@@ -257,6 +261,8 @@ class RunMonitor:
             "staleness_mean": float(np.mean(event.staleness)) if event.staleness else None,
             "staleness_max": max(event.staleness, default=None),
             **{("train_seconds" if name == "seconds" else name): value for name, value in event.measures.items()},
+            "requests": dict(event.requests),
+            "policy": self.policy,
             "publish_seconds": self._last_published,
             "idle": difference(idle, self._last_idle),
             "replayed": event.replayed,

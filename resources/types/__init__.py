@@ -1,8 +1,8 @@
 """The shared vocabulary: frozen dataclasses that travel between rooms. Standard library and numpy only."""
 
-from libra.resources.types.cluster import Bucket, RolloutInstance, WeightVersion
+from libra.resources.types.cluster import Bucket, InstanceFacts, RolloutInstance, WeightVersion
 from libra.resources.types.identity import Stream, TrajectoryId
-from libra.resources.types.kv import KVHandle, Migration
+from libra.resources.types.kv import KVHandle, KVRoom, Migration
 from libra.resources.types.planning import (
     Alternative,
     BucketPlan,
@@ -20,6 +20,7 @@ from libra.resources.types.trajectory import (
     Failure,
     Finish,
     Segment,
+    Served,
     Tokens,
     ToolReturn,
     ToolState,
@@ -33,8 +34,10 @@ __all__ = [
     "BucketPlan",
     "Failure",
     "Finish",
+    "InstanceFacts",
     "InstancePlan",
     "KVHandle",
+    "KVRoom",
     "KindLayout",
     "Migration",
     "Placement",
@@ -44,6 +47,7 @@ __all__ = [
     "RolloutInstance",
     "RolloutLayout",
     "Segment",
+    "Served",
     "Stream",
     "Tokens",
     "ToolReturn",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from libra.resources.types.kv import KVRoom
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
@@ -14,9 +16,22 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceFacts:
+    """What a rollout instance has told as it became ready: the ``node`` that it is on (`libra.resources.tags.node_of`;
+    empty: nobody said) and what its KV cache holds."""
+
+    node: str = ""
+    kv: KVRoom | None = None
+
+
+NO_FACTS = InstanceFacts()
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutInstance:
     """One engine in the routing table: its worker's ``address`` and ``name``, its bucket's ``tp``, the number of
-    sequences it admits (``slots``) and the resident load in sequences and tokens."""
+    sequences it admits (``slots``), the resident load in sequences and tokens, and its ``facts`` (the same object for
+    as long as it is ready)."""
 
     address: str
     name: str
@@ -24,6 +39,7 @@ class RolloutInstance:
     slots: int
     sequences: int
     tokens: int
+    facts: InstanceFacts = NO_FACTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Segment:
     ``tokens``, ``logprobs`` and ``versions`` have shape (n,); ``context`` counts the tokens before the segment and
     ``cached`` those of them whose KV was reused. ``started`` and ``ended`` are Unix seconds; ``queued`` is the seconds
     of that time spent waiting for a slot. ``staged``: tokens whose KV went into the instance's arena at its end;
-    ``migration``: how the KV came if the trajectory had moved here.
+    ``migration``: how the KV came if the trajectory had moved here. ``tp``: the TP degree of ``instance``.
     """
 
     tokens: Tokens
@@ -45,6 +45,40 @@ class Segment:
     ended: float
     queued: float = 0.0
     staged: int = 0
+    migration: Migration | None = None
+    tp: int = 1
+
+    def served(self) -> Served:
+        """What serving it took."""
+        return Served(
+            tokens=len(self.tokens),
+            context=self.context,
+            cached=self.cached,
+            instance=self.instance,
+            tp=self.tp,
+            finish=self.finish,
+            started=self.started,
+            ended=self.ended,
+            queued=self.queued,
+            staged=self.staged,
+            migration=self.migration,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What serving one segment took; the fields of its `Segment`, with the number of ``tokens`` in their place."""
+
+    tokens: int
+    context: int
+    cached: int
+    instance: str
+    tp: int
+    finish: Finish
+    started: float
+    ended: float
+    queued: float
+    staged: int
     migration: Migration | None = None
 
 
@@ -85,7 +119,8 @@ class Trajectory:
     ``tokens``, ``mask``, ``logprobs`` and ``versions`` have shape (n,), n the final context. ``task`` is the task's
     plain spec, ``prompt`` the prompt's number in the data set, ``end`` the environment's word for how it ended
     (``answer``, ``malformed``, ``turns``, ``tokens``). ``reward`` is None exactly when ``failure`` is set.
-    ``prompt_tokens`` counts the leading tokens that are the prompt. Times are Unix seconds.
+    ``prompt_tokens`` counts the leading tokens that are the prompt. ``segments``: what serving each of its segments
+    took, in order. Times are Unix seconds.
     """
 
     id: TrajectoryId
@@ -107,6 +142,7 @@ class Trajectory:
     generate_seconds: float = 0.0
     tool_seconds: float = 0.0
     artifact: dict[str, Any] = field(default_factory=dict)
+    segments: tuple[Served, ...] = ()
 
     @property
     def length(self) -> int:

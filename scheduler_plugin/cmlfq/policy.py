@@ -8,9 +8,10 @@ changed; a trajectory that has ended leaves only what the tree learned; at most 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field
 
@@ -20,7 +21,7 @@ from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel
 from libra.scheduler_plugin.cmlfq.estimate import Estimator
 from libra.scheduler_plugin.cmlfq.outlook import Outlook, Shares
 from libra.scheduler_plugin.cmlfq.persistence import dumps, merge
-from libra.scheduler_plugin.cmlfq.router import Decision, Router, RouterConfig, Standing
+from libra.scheduler_plugin.cmlfq.router import Decision, Reason, Router, RouterConfig, Standing
 from libra.scheduler_plugin.cmlfq.tree import UNSEEN, Node, PrefixTree
 from libra.scheduler_plugin.policy.balance import instance_at, placement
 from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
@@ -55,9 +56,10 @@ class _Trail:
     """A live trajectory: ``contexts[i]`` and ``degrees[i]``, its context and the TP degree its KV was at, when the
     segment after the i-th return was placed; None: not known (nobody asked then) or no KV. ``names``: what the tree
     calls its states so far; ``own``, ``everywhere``: its paths in the tree, kept because each return only adds to them.
-    ``shares``: what it is still going to cost."""
+    ``moves``: changes of the TP degree so far, ``rested``: returns since the last one. ``shares``: what it is still
+    going to cost."""
 
-    __slots__ = ("contexts", "degrees", "everywhere", "names", "own", "shares")
+    __slots__ = ("_last", "contexts", "degrees", "everywhere", "moves", "names", "own", "rested", "shares")
 
     def __init__(self) -> None:
         self.contexts: list[int | None] = []
@@ -66,14 +68,22 @@ class _Trail:
         self.own: list[Node] = []
         self.everywhere: list[Node] = []
         self.shares: Shares = ()
+        self.moves = self.rested = 0
+        self._last: int | None = None
 
     def note(self, returns: int, context: int, degree: int | None) -> None:
         """The segment after return number ``returns`` is placed; later notes are of a life before a restart."""
+        known = len(self.degrees)
         for notes in (self.contexts, self.degrees):
             del notes[returns:]
             notes.extend([None] * (returns - len(notes)))
         self.contexts.append(context)
         self.degrees.append(degree)
+        if returns < known:
+            self._begin_count()
+            known = 0
+        for added in self.degrees[known:]:
+            self._count(added)
         del self.names[returns:], self.own[returns + 1 :], self.everywhere[returns + 1 :]
 
     def follow(self, tree: PrefixTree, prompt: str, history: Sequence[ToolState]) -> None:
@@ -85,16 +95,15 @@ class _Trail:
         tree.follow(self.own, tree.prompts.get(prompt), names)
         tree.follow(self.everywhere, tree.everywhere, names)
 
-    def moves(self) -> tuple[int, int]:
-        """Changes of the TP degree so far, and the returns since the last one."""
-        count, since, last = 0, 0, None
-        for degree in self.degrees:
-            since += 1
-            if degree is not None:
-                if last is not None and degree != last:
-                    count, since = count + 1, 0
-                last = degree
-        return count, since
+    def _begin_count(self) -> None:
+        self.moves, self.rested, self._last = 0, 0, None
+
+    def _count(self, degree: int | None) -> None:
+        self.rested += 1
+        if degree is not None:
+            if self._last is not None and degree != self._last:
+                self.moves, self.rested = self.moves + 1, 0
+            self._last = degree
 
 
 class CMlfq(BucketPolicy):
@@ -112,6 +121,7 @@ class CMlfq(BucketPolicy):
         self._router = Router(c.router, self.costs)
         self._outlook = Outlook(self.costs)
         self._trails: dict[str, _Trail] = {}
+        self._reasons: Counter[Reason] = Counter()
 
     def place(
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
@@ -128,14 +138,14 @@ class CMlfq(BucketPolicy):
         trail = self._trail(request.trajectory)
         returns = len(request.history)
         trail.note(returns, request.context, None if current is None else current.tp)
-        moves, rested = trail.moves()
         first = returns == 0 and request.current is None
         address = None if current is None else request.current
-        at = Standing(request.context, current, address, moves, rested, first)
+        at = Standing(request.context, current, address, trail.moves, trail.rested, first)
         trail.follow(self.tree, request.prompt, request.history)
         estimate = self._estimator.estimate(trail.own, trail.everywhere, trail.contexts)
         self._outlook.replace(trail.shares, ())
         decision = self._router.decide(at, estimate, instances, buckets, self._outlook.by_degree)
+        self._reasons[decision.reason] += 1
         trail.shares = self._outlook.shares(decision.bucket, request.context, estimate, buckets)
         self._outlook.replace((), trail.shares)
         return decision
@@ -155,9 +165,12 @@ class CMlfq(BucketPolicy):
         merge(self.tree, data, keep)
 
     def metrics(self) -> dict[str, float]:
-        """What the tree holds and takes: counts, and bytes."""
+        """What the tree holds and takes (counts, and bytes), decisions by their reason, and rates in bytes a second."""
         tree = self.tree
         return {
+            **{f"decided {reason}": self._reasons[reason] for reason in get_args(Reason)},
+            "host_bandwidth": self.costs.host_bandwidth,
+            "network_bandwidth": self.costs.network_bandwidth,
             "nodes": len(tree),
             "bytes": tree.nbytes,
             "evicted": tree.evicted,

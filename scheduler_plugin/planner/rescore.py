@@ -153,7 +153,7 @@ def rescore(
         "config": planner.config.model_dump(mode="json"),
         "costs": {kind: _costs_out(costs) for kind, costs in planner.profiles.rollout.items()},
         "factors": {kind: asdict(factors) for kind, factors in planner.profiles.training.items()},
-        "records": [_record_out(r) for r in records],
+        "records": [r.to_plain() for r in records],
         "traces": [_trace_out(t) for t in (traces or traces_of(records))],
         "router": router, "alpha": alpha, "seconds": seconds, "count": len(plans),
     }  # fmt: skip
@@ -175,11 +175,6 @@ def _costs_in(row: dict[str, Any]) -> RolloutCosts:
     return RolloutCosts(tuple(StepCost(**step) for step in row["steps"]), QueueModel(**row["queue"]), "measured")
 
 
-def _record_out(r: RequestRecord) -> dict[str, Any]:
-    names = ("trajectory", "prompt", "generated", "tool", "turns", "kvint", "prefilled", "tool_seconds")
-    return {name: getattr(r, name) for name in (*names, "queue_seconds", "prefill_pairs", "domain")}
-
-
 def _trace_out(trace: Trace) -> list[Any]:
     turns = [
         [t.generated, None if t.state is None else [t.state.type, t.state.size, t.state.status], t.payload, t.seconds]
@@ -197,7 +192,7 @@ def _child(message: dict[str, Any]) -> dict[str, Any]:
         {kind: TrainingFactors(**row) for kind, row in message["factors"].items()},
     )
     planner = Planner(ModelSpec.model_validate(message["model"]), inventory, config, profiles)
-    records = [RequestRecord(**row) for row in message["records"]]
+    records = [RequestRecord.from_plain(row) for row in message["records"]]
     plans = planner.candidates(records, message["count"])
     traces = [
         Trace(

@@ -34,6 +34,9 @@ class PlanRouting(BucketPolicy):
     def moved(self, outcome: MoveOutcome) -> None:
         self._policy.moved(outcome)
 
+    def metrics(self) -> dict[str, float]:
+        return self._policy.metrics()
+
     def learned(self) -> bytes | None:
         return self._policy.learned()
 

@@ -78,14 +78,19 @@ class BucketPolicy(ABC):
     def place(
         self, request: PlacementRequest, instances: Sequence[RolloutInstance], buckets: Sequence[Bucket]
     ) -> Placement:
-        """Where the segment runs. ``instances``: those that are ready, with their load; ``buckets``: ascending by
-        ``max_context``. Raises `ValueError` when no bucket can hold the context."""
+        """Where the segment runs. ``instances``: those that are ready, with their load at this instant (do not keep the
+        sequence); ``buckets``: ascending by ``max_context``. Raises `ValueError` when no bucket can hold the
+        context."""
 
     def observe(self, finished: FinishedTrajectory) -> None:  # noqa: B027 - a policy need not learn
         """A trajectory has ended."""
 
     def moved(self, outcome: MoveOutcome) -> None:  # noqa: B027 - a policy need not learn
         """A trajectory has moved: what later moves are expected to take may follow it."""
+
+    def metrics(self) -> dict[str, float]:
+        """What it would show of itself: plain numbers by name, the same names as long as it lives."""
+        return {}
 
     def learned(self) -> bytes | None:
         """What it has learned, for `relearn`; None: it keeps nothing."""

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from math import sqrt
+from math import isfinite, sqrt
 
 from libra.resources.cost_model import StepCost
+from libra.resources.types import InstanceFacts, KVRoom
 
 _DONE = 1e-4
 """Tokens: a sequence this near its end has ended."""
@@ -42,16 +43,18 @@ class Sequence:
 
 class Engine:
     """``address``, ``node``: where it is; ``cost``: of its TP degree; ``weights``: the version it has loaded;
-    ``retired``: takes nothing any more."""
+    ``retired``: takes nothing any more; ``facts``: what it tells policies."""
 
     __slots__ = (
-        "address", "admissions", "busy_seconds", "busy_until", "clock", "cost", "name", "node", "preemptions",
+        "address", "admissions", "busy_seconds", "busy_until", "clock", "cost", "facts", "name", "node", "preemptions",
         "prefilled", "prompts", "recomputed", "resident", "retired", "running", "steps", "version", "waiting",
         "weights",
     )  # fmt: skip
 
-    def __init__(self, name: str, node: str, cost: StepCost) -> None:
+    def __init__(self, name: str, node: str, cost: StepCost, kv_bytes: int = 0) -> None:
+        """``kv_bytes``: of one token's KV."""
         self.name, self.node, self.cost = name, node, cost
+        self.facts = InstanceFacts(node, KVRoom(int(cost.capacity), kv_bytes) if isfinite(cost.capacity) else None)
         self.address = f"tcp://{node}:{name}"
         self.steps = 0.0
         self.clock = self.busy_until = 0.0

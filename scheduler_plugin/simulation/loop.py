@@ -158,6 +158,7 @@ class RunLoop:
         self._propose = propose or self._predicted
         self._is_returned = returned or (lambda _: False)
         self._costs = planner.rollout_costs(planner.inventory.spec(plan.train_kind))
+        self._kv_bytes = moves.kv_bytes
         self._sim = RolloutSimulation(
             (), buckets_of(plan), policy, moves, config.failure, config.retries, config.seed, self._engine
         )
@@ -349,7 +350,7 @@ class RunLoop:
     def _engine(self, address: str, name: str, tp: int) -> Engine:
         """The engine of the worker of a device."""
         node, _, index = name.rpartition(":")
-        engine = Engine(index, node, self._costs.of(tp))
+        engine = Engine(index, node, self._costs.of(tp), int(self._kv_bytes))
         assert engine.address == address
         engine.weights = self._pool.states[name].version or 0
         return engine

@@ -15,7 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from libra.resources.types import Bucket
+from libra.resources.types import Bucket, InstanceFacts
+from libra.resources.types.cluster import NO_FACTS
 from libra.scheduler_plugin.policy.balance import bucket_of
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.policy.moves import MoveOutcome
@@ -111,13 +112,14 @@ class RolloutSimulation:
         engine.clock = engine.busy_until = max(engine.clock, self.now)
         self._leaving.pop(engine.address, None)
         self.engines[engine.address] = engine
-        self.table.offer(engine.address, engine.name, engine.cost.tp, engine.cost.slots)
+        self.table.offer(engine.address, engine.name, engine.cost.tp, engine.cost.slots, engine.facts)
         unplaced, self._unplaced = self._unplaced, {}
         for index, resumed in unplaced.items():
             self._place(index, self._lives[index], resumed)
 
-    def offer(self, address: str, name: str, tp: int, slots: int) -> None:
-        """`join` with a new engine of degree ``tp``; one that is there goes on. ``slots``: its cost's."""
+    def offer(self, address: str, name: str, tp: int, slots: int, facts: InstanceFacts = NO_FACTS) -> None:
+        """`join` with a new engine of degree ``tp``; one that is there goes on. ``slots`` and
+        ``facts``: its own."""
         there = self.engines.get(address)
         if there is None or there.cost.tp != tp:
             assert self._make is not None, "a simulation whose instances come and go needs `make`"

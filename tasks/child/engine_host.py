@@ -7,9 +7,9 @@ Invariants: every ``submit`` is answered by exactly one entry of a ``generated``
 `Engine.check` ends the process, with the engine's own text as the reason.
 
 Requests: ``submit`` (the fields of `GenerateRequest`), ``abort`` (``request``), ``release`` (``sequences``), ``load``
-(``version``, ``path``, ``digest`` → ``{"version", "kv_layout"}``, the layout as a dict or None), ``stats`` (→ the
-fields of `EngineStats`), ``close``. Events: ``ready``, ``generated`` (``ended``: the fields of `Generated` of each),
-``stats`` (when they have changed, at most once a second).
+(``version``, ``path``, ``digest`` → ``{"version", "kv_layout", "kv_room"}``, layout and room as dicts, the layout maybe
+None), ``stats`` (→ the fields of `EngineStats`), ``close``. Events: ``ready``, ``generated`` (``ended``: the fields of
+`Generated` of each), ``stats`` (when they have changed, at most once a second).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict
 from typing import Any
 
 from libra.resources.errors import LibraError
-from libra.resources.types import WeightVersion
+from libra.resources.types import KVRoom, WeightVersion
 from libra.tasks.child.guard import end_with_host
 from libra.tasks.child.host import Channel, Request, error_text, run_child, unknown_op
 from libra.tasks.engines.base import Engine, EngineConfig, Generated, GenerateRequest, Place, nothing_sampled
@@ -43,16 +43,16 @@ def main(channel: Channel) -> None:
     )
     channel.event("ready", slots=settings.slots)
     try:
-        EngineHost(channel, engine).run()
+        EngineHost(channel, engine, KVRoom(settings.slots * settings.max_context, 0)).run()
     finally:
         engine.close()
 
 
 class EngineHost:
-    """The loop between the channel and one engine."""
+    """The loop between the channel and one engine. ``room``: what its KV cache holds if it does not say."""
 
-    def __init__(self, channel: Channel, engine: Engine) -> None:
-        self._channel, self._engine = channel, engine
+    def __init__(self, channel: Channel, engine: Engine, room: KVRoom) -> None:
+        self._channel, self._engine, self._room = channel, engine, room
         self._open = True
         self._pushed = 0.0
         self._reported = True
@@ -110,10 +110,9 @@ class EngineHost:
         except LibraError as error:
             self._channel.refuse(request, error)
         else:
-            layout = self._engine.kv_layout
-            self._channel.reply(
-                request, {"version": self._engine.version, "kv_layout": None if layout is None else layout.to_json()}
-            )
+            layout, room = self._engine.kv_layout, self._engine.kv_room or self._room
+            kv = {"kv_layout": None if layout is None else layout.to_json(), "kv_room": asdict(room)}
+            self._channel.reply(request, {"version": self._engine.version, **kv})
 
     def _send(self, ended: list[Generated]) -> None:
         if ended:

@@ -19,7 +19,7 @@ from pydantic import Field
 from libra.resources.config import Bytes, Config
 from libra.resources.config_errors import checked_options
 from libra.resources.kv.layout import KVLayout
-from libra.resources.types import Finish, Tokens, WeightVersion
+from libra.resources.types import Finish, KVRoom, Tokens, WeightVersion
 
 
 class EngineConfig(Config):
@@ -150,6 +150,9 @@ class Engine(ABC):
     """Version of the loaded weights; -1 before the first `load`."""
     kv_layout: KVLayout | None = None
     """How KV lies in the engine, once it has weights, if it can stage it in an arena."""
+    kv_room: KVRoom | None = None
+    """What the KV cache holds, once there are weights; None: ``slots`` sequences of ``max_context`` tokens, whose bytes
+    nobody knows."""
 
     @abstractmethod
     def __init__(

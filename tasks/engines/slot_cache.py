@@ -109,6 +109,12 @@ class SlotCache(Cache):
         """Positions are always given to the model, so no length needs to be assumed."""
         return 0
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token over all layers and heads."""
+        layers, _, heads, _, dim = self._all.shape
+        return int(layers * heads * dim * self._all.element_size())
+
     def swap(self, a: int, b: int, length: int) -> None:
         """Exchange the first ``length`` positions of two slots."""
         if length:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from libra.resources.errors import WeightError
-from libra.resources.types import Finish, WeightVersion
+from libra.resources.types import Finish, KVRoom, WeightVersion
 from libra.resources.weights import load_weights
 from libra.tasks.engines.base import (
     ALONE,
@@ -238,7 +238,9 @@ class TorchEngine(Engine):
         config = read_served_config(Path(weights.path), self.config.max_context, self._tokenizer_path)
         model = build_model(config, attention=ATTENTION)
         _lay_out_for_few_rows(model)
-        return model, SlotCache(config, self.config.slots, self.config.max_context)
+        cache = SlotCache(config, self.config.slots, self.config.max_context)
+        self.kv_room = KVRoom(self.config.slots * self.config.max_context, cache.bytes_per_token)
+        return model, cache
 
     def _swap(self, a: int, b: int, length: int) -> None:
         assert self._cache is not None

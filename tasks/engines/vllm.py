@@ -70,7 +70,8 @@ class VllmEngine(Engine):
         if weights.version == self.version:
             return
         self._core.load(weights)
-        self.version, self.kv_layout = weights.version, self._core.kv_layout
+        self.version = weights.version
+        self.kv_layout, self.kv_room = self._core.kv_layout, self._core.kv_room
         self._idle.clear()
 
     def submit(self, request: GenerateRequest) -> None:

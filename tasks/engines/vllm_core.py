@@ -25,7 +25,7 @@ from libra.resources import rng
 from libra.resources.errors import InfraError, WeightError
 from libra.resources.kv.arena import Arena
 from libra.resources.kv.layout import KVLayout
-from libra.resources.types import Finish, WeightVersion
+from libra.resources.types import Finish, KVRoom, WeightVersion
 from libra.resources.weights import check_weights
 from libra.tasks.engines.base import EngineConfig, Generated, GenerateRequest, Place, nothing_sampled
 from libra.tasks.engines.vllm_options import VllmOptions
@@ -34,6 +34,7 @@ from libra.tasks.engines.vllm_setup import engine_arguments, restore_environment
 from libra.tasks.models import read_served_config
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.outputs import CompletionOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -78,6 +79,7 @@ class Core:
         self._tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.meter = Meter()
         self.kv_layout: KVLayout | None = None
+        self.kv_room: KVRoom | None = None
         self.vocabulary = 0
         """Token ids of the model; vLLM does not look at them, and would die of others."""
 
@@ -114,6 +116,7 @@ class Core:
             self._broken = self._scratch.first_error() or f"{type(error).__name__}: {error}"
             raise InfraError(f"vLLM did not start: {self._broken}") from error
         self._watch(others)
+        self.kv_room = _kv_room(self._engine.vllm_config)
         if self._place.arena is not None:
             from libra.tasks.engines.vllm_connector import engine_layout
 
@@ -353,3 +356,13 @@ def _versions(output: CompletionOutput, count: int) -> NDArray[np.int32]:
     for span in output.weight_versions or ():
         versions[span.start : span.end] = int(span.version)
     return versions
+
+
+def _kv_room(vllm_config: VllmConfig) -> KVRoom:
+    """What the KV cache of an engine that has started holds."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    assert cache.num_gpu_blocks is not None, "EngineCore tells it as it starts"
+    elements = (
+        model.get_num_layers(vllm_config.parallel_config) * model.get_total_num_kv_heads() * model.get_head_size()
+    )
+    return KVRoom(cache.num_gpu_blocks * cache.block_size, 2 * elements * model.dtype.itemsize)

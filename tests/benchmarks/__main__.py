@@ -15,6 +15,7 @@ BENCHMARKS = (
     "kv",
     "migration",
     "cmlfq",
+    "compare_policies",
     "planner",
     "calibration",
     "replay",

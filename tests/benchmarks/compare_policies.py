@@ -1,7 +1,7 @@
-"""C-MLFQ beside the baselines on drifting synthetic traces: accuracy, moved tokens, makespan, over seeds.
+"""C-MLFQ beside the baselines on drifting synthetic traces and on recorded ones: accuracy, moved tokens, makespan, over
+seeds.
 
-``cd tests && ../.venv/bin/python -m benchmarks.compare_policies [--seeds 5] [--first 0]
-[--steps 8] [--groups 32] [--members 8]``
+``cd tests && ../.venv/bin/python -m benchmarks.compare_policies [--seeds 5] [--first 0] [--slack …]``
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replay import COSTS, Cluster, Outcome, replay
-from traces import Trace, Workload, drifting
+from traces import Trace, Workload, drifting, epochs, quantile_bounds, read, scaled
 
+from benchmarks.rows import Row, Rows
 from libra.resources.types import Bucket
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
+from libra.scheduler_plugin.cmlfq.router import RouterConfig
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.policy.embedding_like import EmbeddingLike, EmbeddingLikeConfig, PromptSample
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
@@ -25,17 +27,27 @@ from libra.scheduler_plugin.policy.mlfq import Mlfq
 from libra.scheduler_plugin.policy.oracle import Oracle
 
 Steps = Sequence[Sequence[Trace]]
+Found = Mapping[str, Sequence[Outcome]]
 CLUSTER = Cluster(
     buckets=(Bucket(1, 2_600), Bucket(2, 6_500), Bucket(4, 13_500), Bucket(8, None)), counts=(4, 2, 1, 1), slots=256
 )
 """24 devices; bounds in the valleys between the workload's kinds."""
 MEANS = (4_000.0, 11_000.0)
 """Mean length in tokens of the first and the last step."""
-OPTIONS: Mapping[str, Any] = {"cost": {"kv_tokens": COSTS.kv_tokens}, "half_life": 512}
+OPTIONS: Mapping[str, Any] = {"cost": COSTS.model_dump(exclude_unset=True), "half_life": 512}
+RECORDED_SCALE = 100
+Measure = tuple[str, str, Callable[[Outcome], float]]
+MEASURES: tuple[Measure, ...] = (
+    ("decision_accuracy", "", lambda outcome: outcome.decision_accuracy),
+    ("trajectory_accuracy", "", lambda outcome: outcome.trajectory_accuracy),
+    ("moved_share", "", lambda outcome: outcome.moved_share),
+    ("makespan", "s", lambda outcome: outcome.makespan),
+)
 
 
-def policies(steps: Steps) -> dict[str, Callable[[], BucketPolicy]]:
-    """The policies; `embedding_like` is fitted on the first step, as one that is fitted offline would be."""
+def policies(steps: Steps, options: Mapping[str, Any] = OPTIONS) -> dict[str, Callable[[], BucketPolicy]]:
+    """The policies; `embedding_like` is fitted on the first step, as one that is fitted offline would be. ``options``:
+    C-MLFQ's."""
 
     def embedding_like() -> BucketPolicy:
         seen = (PromptSample(t.prompt, t.prompt_tokens, t.final) for t in steps[0])
@@ -47,25 +59,61 @@ def policies(steps: Steps) -> dict[str, Callable[[], BucketPolicy]]:
         "mlfq": lambda: Mlfq({}),
         "length_threshold": lambda: LengthThreshold({}),
         "embedding_like": embedding_like,
-        "cmlfq": lambda: CMlfq(OPTIONS),
+        "cmlfq": lambda: CMlfq(options),
         "oracle": lambda: Oracle({"final": final}),
     }
 
 
-def compare(
-    seeds: Sequence[int], steps: int, groups: int, members: int, only: Sequence[str] = (), cluster: Cluster = CLUSTER
-) -> dict[str, list[Outcome]]:
-    """Outcomes by policy, one a seed; the first step is for learning."""
+def synthetic(seeds: Sequence[int], steps: int = 4, groups: int = 24, members: int = 8) -> list[Steps]:
+    """A drifting workload for each seed."""
+    return [drifting(Workload(seed), steps, MEANS, groups, members) for seed in seeds]
+
+
+def recorded(seeds: Sequence[int]) -> list[Steps]:
+    """The recorded trajectories of `hop`, at a hundred times their tokens, in four steps; a seed says which members of
+    a prompt come in which step, and in what order prompts arrive."""
+    traces = scaled(read(), RECORDED_SCALE)
+    return [epochs(traces, 2, seed) for seed in seeds]
+
+
+def recorded_cluster() -> Cluster:
+    """Eight devices, for the recorded trajectories; bounds at quantiles of their lengths."""
+    bounds = quantile_bounds(scaled(read(), RECORDED_SCALE), (0.4, 0.75))
+    return Cluster((Bucket(1, bounds[0]), Bucket(2, bounds[1]), Bucket(4, None)), (2, 1, 1), slots=64)
+
+
+def race(
+    runs: Sequence[Steps], cluster: Cluster = CLUSTER, only: Sequence[str] = (), options: Mapping[str, Any] = OPTIONS
+) -> Found:
+    """Outcomes by policy, one a run; its first step is for learning."""
     found: dict[str, list[Outcome]] = {}
-    for seed in seeds:
-        played = drifting(Workload(seed), steps, MEANS, groups, members)
-        for name, make in policies(played).items():
+    for played in runs:
+        for name, make in policies(played, options).items():
             if not only or name in only:
                 found.setdefault(name, []).append(replay(make(), cluster, played, skip=1))
     return found
 
 
-def table(found: Mapping[str, Sequence[Outcome]]) -> str:
+def run(seeds: int = 5) -> Rows:
+    """Rows for the table of benchmarks: means over the seeds, each beside C-MLFQ's peer `mlfq` where that has one."""
+    rows: Rows = {}
+    for kind, found in comparisons(range(seeds)).items():
+        sys.stdout.write(f"{kind}, {seeds} seeds: mean (standard deviation)\n{table(found)}\n")
+        for name, outcomes in found.items():
+            for measure, unit, of in MEASURES:
+                value = statistics.mean(of(outcome) for outcome in outcomes)
+                peer = statistics.mean(of(outcome) for outcome in found["mlfq"])
+                deviation = statistics.stdev(of(outcome) for outcome in outcomes)
+                rows[f"cmlfq.compare.{kind}.{name}.{measure}"] = Row(value, unit, peer, f"mlfq; sd {deviation:.3g}")
+    return rows
+
+
+def comparisons(seeds: Sequence[int]) -> dict[str, Found]:
+    """Every policy on both kinds of traces."""
+    return {"synthetic": race(synthetic(seeds)), "recorded": race(recorded(seeds), recorded_cluster())}
+
+
+def table(found: Found) -> str:
     """The comparison as text: mean and, in brackets, the standard deviation over seeds."""
     lines = [f"{'policy':18}{'decision %':>15}{'trajectory %':>15}{'moved %':>15}{'makespan s':>17}{'/ mlfq':>14}"]
     for name, outcomes in found.items():
@@ -87,13 +135,18 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables, as markdown if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("seeds", 5), ("first", 0), ("steps", 8), ("groups", 32), ("members", 8)):
+    for name, default in (("seeds", 5), ("first", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--slack", type=float, default=RouterConfig().slack)
     asked = parser.parse_args()
-    found = compare(range(asked.first, asked.first + asked.seeds), asked.steps, asked.groups, asked.members)
-    sys.stdout.write(table(found) + "\n")
+    seeds, options = range(asked.first, asked.first + asked.seeds), {**OPTIONS, "router": {"slack": asked.slack}}
+    for kind, runs, cluster in (
+        ("synthetic", synthetic(seeds), CLUSTER),
+        ("recorded", recorded(seeds), recorded_cluster()),
+    ):
+        sys.stdout.write(f"{kind}\n{table(race(runs, cluster, options=options))}\n")
 
 
 if __name__ == "__main__":

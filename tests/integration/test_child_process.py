@@ -89,7 +89,8 @@ async def test_requests_are_answered_and_stop_leaves_nothing(tmp_path: Path) -> 
     events = Events()
     child = await start(tmp_path, events=events)
     assert child.ready == {"slots": 2}
-    assert await child.call("load", seconds=30, **weights(tmp_path)) == {"version": 0, "kv_layout": None}
+    loaded = await child.call("load", seconds=30, **weights(tmp_path))
+    assert loaded == {"version": 0, "kv_layout": None, "kv_room": {"tokens": 2 * 10_000, "bytes_per_token": 0}}
     submit(child, "a")
     end = await asyncio.wait_for(events.generated.get(), 30)
     assert end["id"] == "a"

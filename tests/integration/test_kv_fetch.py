@@ -160,7 +160,11 @@ def test_the_cheaper_way_is_taken_by_what_both_have_taken(monkeypatch: pytest.Mo
             assert slow.fetched is not None
             assert slow.fetched >= 5 * link.delay
             b.rates.prefilled(300, slow.fetched / 100)
-            assert await b.bring("g1m0", TOKENS, hint, SECONDS) == hint
+            told = await b.bring("g1m0", TOKENS, hint, SECONDS)
+            assert told.fetched is None
+            assert told.fetching is not None
+            assert told.prefilling is not None
+            assert told.prefilling < told.fetching
             assert found(b, "g1m0") is None
             for _ in range(40):
                 b.rates.prefilled(300, slow.fetched * 100)

@@ -20,7 +20,6 @@ from libra.resources.tags import Role
 from libra.resources.types import RequestRecord
 from libra.scheduler_plugin.planner.online import Online, OnlineConfig, WorkerDevice
 from libra.scheduler_plugin.planner.planner import Planner
-from libra.scheduler_plugin.replanning import record_row
 from libra.scheduler_plugin.roles import Duty
 
 pytestmark = pytest.mark.cluster
@@ -78,7 +77,7 @@ async def report(play: Play, model: Planner, step: int, mean: float) -> float:
     batch = workload(step, mean)
     seconds = seconds_of(model, await duties(play), batch)
     noise = float(np.random.default_rng(step).uniform(0.97, 1.03))
-    rows = [record_row(record) for record in batch]
+    rows = [record.to_plain() for record in batch]
     await play.ask(wire.REPORT_STEP, step=step, seconds=seconds * noise, records=rows)
     await considered(play, step)
     while not all(state in ("ready", "idle") for _, _, state in (await duties(play)).values()):
@@ -140,7 +139,7 @@ async def test_a_run_that_does_not_ask_is_never_replanned() -> None:
     async with AnyRoleCluster(ROLES) as cluster, playing(cluster.scheduler_address, plain) as play:
         await play.until("role", count=2, role="train", state="ready")
         before = await duties(play)
-        rows = [record_row(record) for record in workload(1, LONG)]
+        rows = [record.to_plain() for record in workload(1, LONG)]
         for step in range(1, 5):
             await play.ask(wire.REPORT_STEP, step=step, seconds=1e6, records=rows)
         assert await duties(play) == before

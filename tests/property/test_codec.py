@@ -97,7 +97,8 @@ MIGRATIONS = st.builds(
     tokens=st.integers(0, 10**6),
     bytes=st.integers(0, 2**40),
     seconds=SECONDS,
-    expected=st.none() | SECONDS,
+    fetching=st.none() | SECONDS,
+    prefilling=st.none() | SECONDS,
 )
 SEGMENTS = st.builds(
     lambda arrays, **rest: Segment(**arrays, **rest),
@@ -111,6 +112,7 @@ SEGMENTS = st.builds(
     queued=SECONDS,
     staged=st.integers(0, 10**6),
     migration=st.none() | MIGRATIONS,
+    tp=st.sampled_from([1, 2, 4, 8]),
 )
 CALLS = st.dictionaries(st.text(), PLAIN, max_size=3)
 TOOLS = st.builds(

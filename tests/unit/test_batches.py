@@ -12,7 +12,16 @@ import zarr
 
 from libra.resources.batches import COLUMNS, TOKEN_ARRAYS, BatchReader, write_batch
 from libra.resources.errors import StoreError
-from libra.resources.types import Failure, ToolReturn, ToolState, Trajectory, TrajectoryId
+from libra.resources.types import (
+    Failure,
+    Migration,
+    RequestRecord,
+    Served,
+    ToolReturn,
+    ToolState,
+    Trajectory,
+    TrajectoryId,
+)
 from libra.resources.zarr_files import encode_group, read_array
 
 
@@ -43,6 +52,10 @@ def trajectory(member: int, reward: float | None = 0.1) -> Trajectory:
         generate_seconds=0.125,
         tool_seconds=0.5,
         artifact={"patch": b"\x00\xff"},
+        segments=(
+            Served(2, 2, 0, "a", 1, "stop", 1.5, 1.75, 0.125, 7, None),
+            Served(1, 7, 4, "b", 2, "length", 2.0, 2.25, 0.0, 0, Migration("load", "a", "b", 4, 64, 0.1, 0.2, None)),
+        ),
     )
 
 
@@ -71,6 +84,17 @@ def test_a_batch_reads_back_exactly_in_any_order(tmp_path: Path) -> None:
         assert_same(left, right)
     for left, row in zip(reader.trajectories([2, 1]), (2, 1), strict=True):
         assert_same(left, written[row])
+
+
+def test_records_say_what_serving_each_trajectory_took(tmp_path: Path) -> None:
+    inside = replace(trajectory(0), tools=(lookup(0, [9, 9, 9]),))
+    write_batch(tmp_path / "b.zarr", [inside, replace(inside, id=TrajectoryId("train", 4, 1), segments=())], {})
+    [record, bare] = BatchReader(tmp_path / "b.zarr").records("hop")
+    assert record == RequestRecord.of_trajectory(inside, "hop")
+    assert (record.context, record.queue_seconds, record.residence) == (8, 0.125, {1: 0.125, 2: 0.25})
+    assert (record.prefilled, record.domain, len(record.migrations)) == (2 + 3, "hop", 1)
+    assert bare.residence == {}
+    assert RequestRecord.of_trajectory(replace(inside, task={"domain": "math"}), "hop").domain == "math"
 
 
 def test_it_opens_as_plain_zarr_and_as_dask(tmp_path: Path) -> None:

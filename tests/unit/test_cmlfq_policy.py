@@ -1,8 +1,10 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from libra.resources.errors import ConfigError
 from libra.resources.types import Bucket, RolloutInstance, ToolState
-from libra.scheduler_plugin.cmlfq.policy import CMlfq
+from libra.scheduler_plugin.cmlfq.policy import CMlfq, _Trail
 from libra.scheduler_plugin.policy.base import FinishedTrajectory, Placement, PlacementRequest, load_policy
 
 BUCKETS = (Bucket(1, 4_000), Bucket(2, 12_000), Bucket(4, None))
@@ -54,6 +56,20 @@ def test_a_restarted_trajectory_forgets_its_first_life():
     node = (policy.tree.everywhere.children or {})[ok]
     assert node.mean() == pytest.approx(300)
     assert list(policy.tree.everywhere.children or {}) == [ok]
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from([None, 1, 2, 4])), max_size=12))
+def test_moves_are_counted_as_they_come_and_anew_after_a_restart(notes):
+    trail = _Trail()
+    for returns, degree in notes:
+        trail.note(returns, 100, degree)
+        count, since, last = 0, 0, None
+        for known in trail.degrees:
+            since += 1
+            if known is not None:
+                count, since = (count + 1, 0) if last not in (None, known) else (count, since)
+                last = known
+        assert (trail.moves, trail.rested) == (count, since)
 
 
 def test_ended_trajectories_leave_nothing_but_what_was_learned():

@@ -3,22 +3,28 @@
 import statistics
 
 import pytest
-from benchmarks.compare_policies import CLUSTER, MEANS, OPTIONS, compare, policies, table
+from benchmarks.compare_policies import (
+    CLUSTER,
+    MEANS,
+    OPTIONS,
+    policies,
+    race,
+    recorded,
+    recorded_cluster,
+    synthetic,
+    table,
+)
 from replay import Cluster, replay
-from traces import Workload, drifting, epochs, quantile_bounds, read, scaled
+from traces import Workload, drifting, scaled
 
-from libra.resources.types import Bucket
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
-from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
-from libra.scheduler_plugin.policy.mlfq import Mlfq
-from libra.scheduler_plugin.policy.oracle import Oracle
 
 SEEDS = range(5)
 
 
 @pytest.fixture(scope="module")
 def compared():
-    return compare(SEEDS, steps=3, groups=24, members=8)
+    return race(synthetic(SEEDS, steps=3))
 
 
 def test_cmlfq_routes_better_and_moves_less_than_what_does_not_see_returns(compared):
@@ -38,12 +44,13 @@ def test_cmlfq_is_never_slower_than_mlfq_on_the_mean_of_five_seeds(compared):
     "counts", [(4, 2, 1, 1), (1, 1, 1, 1), (8, 2, 1, 1), (2, 1, 1, 3)], ids=["plain", "lean", "short", "long"]
 )
 def test_cmlfq_is_not_slower_than_mlfq_on_layouts_that_do_not_fit_the_load(counts):
-    found = compare(SEEDS, 2, 24, 8, ("cmlfq", "mlfq"), Cluster(CLUSTER.buckets, counts))
+    found = race(synthetic(SEEDS, steps=2), Cluster(CLUSTER.buckets, counts), ("cmlfq", "mlfq"))
     assert _mean(found["cmlfq"], "makespan") <= _mean(found["mlfq"], "makespan")
 
 
 def test_cmlfq_is_not_slower_than_mlfq_when_the_last_bucket_is_full():
-    found = compare(SEEDS, 2, 48, 8, ("cmlfq", "mlfq"), Cluster(CLUSTER.buckets, CLUSTER.counts, slots=24))
+    full = Cluster(CLUSTER.buckets, CLUSTER.counts, slots=24)
+    found = race(synthetic(SEEDS, steps=2, groups=48), full, ("cmlfq", "mlfq"))
     assert _mean(found["cmlfq"], "makespan") <= _mean(found["mlfq"], "makespan")
 
 
@@ -63,24 +70,13 @@ def test_a_memory_of_all_time_routes_worse_under_drift():
 
 
 def test_recorded_trajectories_of_hop():
-    traces = scaled(read(), 100)
-    bounds = quantile_bounds(traces, (0.4, 0.75))
-    cluster = Cluster((Bucket(1, bounds[0]), Bucket(2, bounds[1]), Bucket(4, None)), (2, 1, 1), slots=64)
-    steps = epochs(traces, members=2)
-    final = {trace.name: trace.final for trace in traces}
-    found = {
-        name: replay(policy, cluster, steps, skip=1)
-        for name, policy in {
-            "cmlfq": CMlfq(OPTIONS),
-            "mlfq": Mlfq({}),
-            "least_loaded": LeastLoaded({}),
-            "oracle": Oracle({"final": final}),
-        }.items()
-    }
-    assert found["cmlfq"].decision_accuracy > found["mlfq"].decision_accuracy
-    assert found["cmlfq"].decision_accuracy > found["least_loaded"].decision_accuracy
-    assert found["cmlfq"].makespan <= found["mlfq"].makespan
-    assert found["oracle"].decision_accuracy == 1.0
+    found = race(recorded(SEEDS), recorded_cluster())
+    assert len(found) == 6
+    for other in ("least_loaded", "mlfq", "length_threshold", "embedding_like"):
+        for measure in ("decision_accuracy", "trajectory_accuracy"):
+            assert _mean(found["cmlfq"], measure) > _mean(found[other], measure), (other, measure)
+    assert _mean(found["cmlfq"], "makespan") <= _mean(found["mlfq"], "makespan")
+    assert all(outcome.decision_accuracy == 1.0 for outcome in found["oracle"])
 
 
 def test_a_replay_conserves_tokens_and_repeats_itself():

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from libra.resources.types import Bucket, RolloutInstance
+from libra.resources.types import Bucket, InstanceFacts, KVRoom, RolloutInstance
 from libra.scheduler_plugin.cmlfq.cost import CostConfig, CostModel
 from libra.scheduler_plugin.cmlfq.estimate import Estimate
 from libra.scheduler_plugin.cmlfq.router import Decision, Router, RouterConfig, Standing
@@ -13,6 +13,7 @@ SHORT = RolloutInstance("tcp://a:1", "short", 1, 256, 10, 20_000)
 MIDDLE = RolloutInstance("tcp://a:2", "middle", 2, 256, 10, 20_000)
 LONG = RolloutInstance("tcp://b:3", "long", 4, 256, 10, 20_000)
 INSTANCES = (SHORT, MIDDLE, LONG)
+FAST = CostConfig(host_bandwidth="20 GB", network_bandwidth="16 GB")
 AT = Standing(context=1_000, current=SHORT, address=SHORT.address, moves=0, rested=5, first=False)
 
 
@@ -28,7 +29,7 @@ def decide(
     before: dict[int, float] | None = None,
     instances: tuple[RolloutInstance, ...] = INSTANCES,
 ) -> Decision:
-    router = Router(config or RouterConfig(), CostModel(costs or CostConfig()))
+    router = Router(config or RouterConfig(), CostModel(costs or FAST))
     return router.decide(at, estimate, instances, BUCKETS, before or {})
 
 
@@ -126,7 +127,7 @@ def test_lost_kv_is_placed_anew_where_it_belongs():
 
 
 def test_fetch_or_prefill_by_what_the_link_makes_of_it():
-    fast, slow = CostConfig(), CostConfig(network_bandwidth="10 MB")
+    fast, slow = FAST, CostConfig(network_bandwidth="10 MB")
     same_node = CostModel(fast).move(8_000, SHORT.address, MIDDLE)
     across = CostModel(fast).move(8_000, SHORT.address, LONG)
     throttled = CostModel(slow).move(8_000, SHORT.address, LONG)
@@ -142,7 +143,7 @@ def test_fetch_or_prefill_by_what_the_link_makes_of_it():
 def test_the_rates_follow_what_was_measured():
     costs = CostModel(CostConfig(network_bandwidth="10 GB", host_bandwidth="20 GB", move_latency=0.0))
     assert costs.move(8_000, SHORT.address, LONG).way == "fetch"
-    size = 8_000 * costs.config.kv_bytes_per_token
+    size = 8_000 * costs.kv_bytes_per_token
     for _ in range(200):
         costs.measured(MoveOutcome("fetch", 8_000, 4, size / costs.host_bandwidth + size / 50e6))
     assert costs.network_bandwidth == pytest.approx(50e6, rel=0.1)
@@ -154,3 +155,41 @@ def test_the_rates_follow_what_was_measured():
     assert costs.work_seconds(4, 0, 1_000) > before
     assert costs.move(8_000, SHORT.address, LONG).way == "fetch"
     assert costs.move(8_000, SHORT.address, LONG).prefill == pytest.approx(80, rel=0.1)
+
+
+def test_what_instances_tell_prices_moves_and_bounds_buckets_and_options_override_it():
+    def of(name: str, tp: int, node: str, tokens: int, size: int = 1_000) -> RolloutInstance:
+        return RolloutInstance(f"tcp://host:{name}", name, tp, 8, 0, 0, InstanceFacts(node, KVRoom(tokens, size)))
+
+    a, b, c, d = of("a", 1, "left", 5_000), of("b", 1, "left", 4_000), of("c", 2, "right", 9_000), of("d", 2, "", 9_000)
+    costs = CostModel(CostConfig(host_bandwidth="1 GB", network_bandwidth="1 MB"))
+    assert costs.holds(1, 10**9)
+    costs.see((a, b, c, d))
+    assert (costs.kv_tokens, costs.kv_bytes_per_token) == ({1: 4_000, 2: 9_000}, 1_000)
+    assert not costs.holds(1, 4_001)
+    near, far = costs.move(2_000, a.address, b), costs.move(2_000, a.address, c)
+    # Two labels on one host are two nodes; one megabyte a second is slower than prefilling.
+    assert (near.way, near.seconds, far.way) == ("load", 0.002, "prefill")
+    assert far.fetch == pytest.approx(0.01 + 2.0 + 0.002)
+    assert costs.node(d.address) == "host"
+    costs.see((a, c))
+    assert costs.kv_tokens == {1: 5_000, 2: 9_000}
+    assert costs.node(b.address) == "left"  # it has gone, but KV may still lie there
+    told = CostModel(CostConfig(kv_bytes_per_token=7, kv_tokens={1: 50}, nodes={c.address: "left"}))
+    told.see((a, c))
+    assert (told.kv_tokens, told.kv_bytes_per_token, told.node(c.address)) == ({1: 50, 2: 9_000}, 7, "left")
+
+
+def test_a_rate_that_was_only_assumed_gives_way_to_the_first_measurement():
+    costs = CostModel(CostConfig(move_latency=0.0))
+    before = dict(costs.prefill_rate)
+    costs.measured(MoveOutcome("prefill", 1_000, 1, 10.0))
+    assert costs.prefill_rate[1] == pytest.approx(100)
+    assert costs.prefill_rate[4] / costs.prefill_rate[1] == pytest.approx(before[4] / before[1])
+    costs.measured(MoveOutcome("load", 1_000, 1, 1.0))
+    assert costs.host_bandwidth == pytest.approx(1_000 * costs.kv_bytes_per_token)
+    costs.measured(MoveOutcome("load", 1_000, 1, 2.0))
+    assert costs.host_bandwidth == pytest.approx(1_000 * costs.kv_bytes_per_token / (0.95 + 0.05 * 2))
+    given = CostModel(CostConfig(host_bandwidth="10 GB"))
+    given.measured(MoveOutcome("load", 1_000, 1, 1.0))
+    assert given.host_bandwidth > 1e9

@@ -11,7 +11,6 @@ from workloads import records
 from libra.resources.errors import ConfigError
 from libra.resources.types import RequestRecord
 from libra.scheduler_plugin.planner.online import Online, OnlineConfig, Seen, WorkerDevice
-from libra.scheduler_plugin.replanning import record_of, record_row
 from libra.scheduler_plugin.roles import Duty
 
 BASE: dict[str, Any] = {
@@ -99,4 +98,4 @@ def test_a_profile_of_other_hardware_is_refused() -> None:
 
 @pytest.mark.parametrize("record", records(5))
 def test_records_travel_whole(record: RequestRecord) -> None:
-    assert record_of(record_row(record)) == record
+    assert RequestRecord.from_plain(record.to_plain()) == record

@@ -17,7 +17,8 @@ from libra.resources.kv.layout import KVLayout
 from libra.resources.kv.ownership import SHARED_MEMORY, arena_path
 from libra.resources.tags import node_of
 from libra.resources.types import Migration
-from libra.tasks.kv import Hint, Source, Staging, hint_of
+from libra.tasks.kv import Hint, Source, Staging, hint_of, informed
+from libra.tasks.kv_fetch import Choice
 
 LAYOUT = KVLayout("float32", layers=2, kv_heads=2, head_dim=32, block_size=32, tp=1, page_format="test")
 RUN, WORKER, NODE = "0badfeed", "tcp://10.0.0.1:7", "10.0.0.1"
@@ -79,20 +80,29 @@ def test_an_engine_that_stages_no_kv_cannot_have_an_arena() -> None:
 def test_what_the_plugin_wrote_becomes_a_hint_and_only_arenas_of_the_node_a_wish(staging: Staging) -> None:
     written = {
         "bucket": "rollout:tp1",
-        "kv": {"sources": [["b", NODE, "tcp://b"], ["c", "10.0.0.2", "tcp://c"]], "expected": 0.5},
+        "kv": {"sources": [["b", NODE, "tcp://b"], ["c", "10.0.0.2", "tcp://c"]], "fetching": 0.5, "prefilling": 2.0},
     }
     hint = hint_of(written, stage=False)
-    assert hint == Hint(False, (Source("b", NODE, "tcp://b"), Source("c", "10.0.0.2", "tcp://c")), 0.5)
+    assert hint == Hint(False, (Source("b", NODE, "tcp://b"), Source("c", "10.0.0.2", "tcp://c")), 0.5, 2.0)
     assert staging.wish("g0m0", TOKENS, hint) == {"stage": False, "arenas": [str(arena_path(RUN, "b"))]}
     assert hint_of({}, stage=True) == Hint(stage=True)
 
 
 def test_what_came_of_a_move_is_told_of_the_first_segment_only(staging: Staging) -> None:
-    moved = Hint(True, (Source("b", NODE, "tcp://b"),), 0.5)
+    moved = Hint(True, (Source("b", NODE, "tcp://b"),), 0.5, 2.0)
     loaded = staging.migration(moved, ended(loaded=90, cached=90, kv_seconds=0.25), 100)
-    assert loaded == Migration("load", "b", WORKER, 90, 90 * LAYOUT.bytes_per_token, 0.25, 0.5)
-    assert staging.migration(moved, ended(cached=10), 100) == Migration("prefill", "b", WORKER, 90, 0, 0.0, 0.5)
+    assert loaded == Migration("load", "b", WORKER, 90, 90 * LAYOUT.bytes_per_token, 0.25, 0.5, 2.0)
+    assert loaded.expected == 0.5
+    computed = staging.migration(moved, ended(cached=10), 100)
+    assert computed == Migration("prefill", "b", WORKER, 90, 0, 0.0, 0.5, 2.0)
+    assert computed.expected == 2.0
     assert staging.migration(Hint(True), ended(loaded=90), 100) is None
+
+
+def test_the_estimates_that_decided_replace_the_policy_s_where_they_were_measured() -> None:
+    hint = Hint(True, (Source("b", "10.0.0.2", "tcp://b"),), 0.5, 2.0)
+    known = informed(hint, Choice(fetch=False, fetching=3.0, prefilling=None))
+    assert (known.fetching, known.prefilling) == (3.0, 2.0)
 
 
 def test_nothing_of_a_forgotten_trajectory_stays(staging: Staging) -> None:

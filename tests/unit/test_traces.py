@@ -59,19 +59,20 @@ def test_kvint_is_the_sum_of_the_contexts(context, generated):
 
 
 def test_a_request_record_adds_up():
-    from libra.resources.types import Migration, Segment
+    from libra.resources.types import Migration, Segment, Served
 
-    move = Migration("load", "a", "b", 8, 800, 0.1, 0.2)
+    move = Migration("load", "a", "b", 8, 800, 0.1, 0.2, 0.4)
 
-    def segment(n: int, context: int, cached: int, instance: str, queued: float) -> Segment:
+    def segment(n: int, context: int, cached: int, instance: str, queued: float) -> Served:
         ids = np.zeros(n, np.int32)
         came = move if instance == "b" else None
-        return Segment(ids, ids.astype(np.float32), ids, "stop", context, cached, instance, 10.0, 13.0, queued, 0, came)
+        return Segment(
+            ids, ids.astype(np.float32), ids, "stop", context, cached, instance, 10.0, 13.0, queued, 0, came,
+            2 if instance == "b" else 1,
+        ).served()  # fmt: skip
 
     tool = ToolReturn(0, {}, np.zeros(4, np.int32), STATE, 1.5, "")
-    record = RequestRecord.of(
-        "g0m0", 5, [segment(3, 5, 0, "a", 1.0), segment(2, 12, 8, "b", 0.0)], [tool], {"a": 1, "b": 2}
-    )
+    record = RequestRecord.of("g0m0", 5, [segment(3, 5, 0, "a", 1.0), segment(2, 12, 8, "b", 0.0)], [tool], "math")
     assert (record.context, record.generated, record.tool, record.turns) == (14, 5, 4, 2)
     assert (record.kvint, record.prefilled) == (5 + 6 + 7 + 12 + 13, 5 + 4)
     assert (record.tool_seconds, record.queue_seconds, record.residence) == (1.5, 1.0, {1: 2.0, 2: 3.0})

@@ -6,6 +6,8 @@ import pytest
 
 from libra.pipeline.config import load_config
 from libra.resources.errors import ConfigError
+from libra.scheduler_plugin.cmlfq.policy import CMlfq
+from libra.scheduler_plugin.policy import load_policy
 from libra.tasks.engines.base import EngineConfig, parse_options
 from libra.tasks.engines.vllm_options import VllmOptions, vllm_problems
 
@@ -14,6 +16,7 @@ def test_the_shipped_config_is_sound() -> None:
     config = load_config("vllm_cpu")
     assert [bucket.tp for bucket in config.buckets] == [1, 2]
     assert config.engine.kind == "vllm"
+    assert isinstance(load_policy(config.policy.options()), CMlfq)
 
 
 @pytest.mark.parametrize(

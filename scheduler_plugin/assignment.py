@@ -7,11 +7,12 @@ roles can be filled at all, they are. Rollout workers get the buckets' TP degree
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from libra.resources.errors import ClusterError
 from libra.resources.tags import ROLES, Role, capability
+from libra.resources.types import Placement
 from libra.scheduler_plugin.roles import Duty
 
 _FEW_THREADS = 16
@@ -79,6 +80,18 @@ def fill(vacant: Sequence[Duty], spare: Sequence[Candidate]) -> dict[str, Duty]:
     """Spare workers for duties whose workers are away, as many as can be had."""
     filled = _match([duty.role for duty in vacant], spare)
     return {worker.name: vacant[index] for index, worker in filled.items()}
+
+
+def duties_of(placements: Iterable[Placement], devices: Iterable[str]) -> dict[str, Duty | None]:
+    """What every device's worker does under a plan: a training rank is a device's, an instance its first device's; the
+    others have no duty."""
+    found: dict[str, Duty | None] = dict.fromkeys(devices)
+    for placement in placements:
+        if placement.role == "train":
+            found |= dict.fromkeys(placement.devices, Duty("train"))
+        else:
+            found[placement.devices[0]] = Duty("rollout", placement.size)
+    return found
 
 
 def name_order(worker: Candidate) -> tuple[tuple[int, str], ...]:

@@ -19,6 +19,7 @@ from libra.resources.types import InstanceFacts
 from libra.scheduler_plugin import role_events, roles
 from libra.scheduler_plugin.assignment import Candidate, candidate, fill
 from libra.scheduler_plugin.claims import Claim
+from libra.scheduler_plugin.listing import list_worker
 from libra.scheduler_plugin.retag import GUEST_QUANTITY, offered, retag, take_away, wake
 from libra.scheduler_plugin.roles import Duty, Phase, RoleState
 
@@ -206,14 +207,9 @@ class Pool:
             return
         claim = self._claim
         if claim is not None:
-            if not state.offers:
-                claim.table.retire(worker.address)  # what it has staged stays while the worker lives
-            elif state.duty is not None and state.duty.role == "rollout":
-                slots = state.slots or _slots(worker, state.duty)
-                facts = InstanceFacts(node_of(worker.resources, worker.host), state.kv_room)
-                claim.table.offer(worker.address, str(worker.name), state.duty.tp or 1, slots, facts)
-            elif state.duty is not None and state.duty.role == "tool":
-                claim.table.offer_tool(worker.address)
+            slots = state.slots or (_slots(worker, state.duty) if state.duty is not None else 0)
+            facts = InstanceFacts(node_of(worker.resources, worker.host), state.kv_room)
+            list_worker(claim.table, worker.address, str(worker.name), state, slots, facts)
         retag(self._scheduler, worker, tags)
         if claim is not None:
             claim.rebind_waiting()

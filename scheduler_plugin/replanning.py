@@ -21,11 +21,12 @@ from libra.resources.types import RequestRecord
 from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.assignment import Candidate
+from libra.scheduler_plugin.listing import in_order, is_there
 from libra.scheduler_plugin.planner.online import Figures, Online, OnlineConfig, Seen, WorkerDevice
 from libra.scheduler_plugin.planner.replan import Decision
 from libra.scheduler_plugin.planner.routing import PlanRouting, buckets_of
 from libra.scheduler_plugin.pool import Pool
-from libra.scheduler_plugin.roles import Duty, Phase
+from libra.scheduler_plugin.roles import Duty
 from libra.scheduler_plugin.routing import RoutingTable
 
 _ROLES = ("rollout", "train")
@@ -77,7 +78,7 @@ class Replanning:
         if self._changing is None:
             return
         began, duties = self._changing
-        if all(self._there(name, duty) for name, duty in duties.items()):
+        if all(is_there(self._pool.states.get(name), duty) for name, duty in duties.items()):
             self._changing = None
             seconds = time.monotonic() - began
             self._online.replanner.switched(seconds)
@@ -115,27 +116,17 @@ class Replanning:
     def _carry_out(self, step: int, decision: Decision) -> None:
         """Tell every worker what it does now; those that go on as they are see no change."""
         duties = self._online.duties(decision.plan)
-        moved = {name: duty for name, duty in duties.items() if self._wanted(name) != duty}
+        moved = dict(in_order(duties, self._wanted))
         self._tell(
             "replan", action=decision.action, reason=decision.reason, step=step, gain=decision.gain_seconds,
             cost=decision.cost_seconds, plan=f"train {decision.plan.strategy.gpus}, roll out {decision.plan.layout}",
             moved=sorted(moved),
         )  # fmt: skip
         self._table.rebucket(buckets_of(decision.plan))
-        # What comes up first, so that requests find instances before others drain.
-        for name, duty in sorted(moved.items(), key=lambda item: (self._wanted(item[0]) is not None, item[0])):
+        for name, duty in moved.items():
             self._pool.assign(name, duty)
         self._changing = (time.monotonic(), moved)
 
     def _wanted(self, name: str) -> Duty | None:
         state = self._pool.states.get(name)
         return None if state is None else state.wanted
-
-    def _there(self, name: str, duty: Duty | None) -> bool:
-        """Whether a worker does what it shall, or never will (it is gone, or was given up)."""
-        state = self._pool.states.get(name)
-        if state is None or state.given_up or state.phase is Phase.ABSENT:
-            return True
-        if duty is None:
-            return state.phase is Phase.IDLE
-        return state.phase is Phase.READY and state.duty == duty

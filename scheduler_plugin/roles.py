@@ -180,7 +180,8 @@ def _want(state: RoleState, duty: Duty | None, now: float, limits: Limits, curre
         case Phase.READY if not same:
             return replace(asked, phase=Phase.DRAINING, deadline=now + limits.drain), _draining(state, True)
         case Phase.DRAINING if same:
-            return replace(asked, phase=Phase.READY, deadline=None, since=now), _draining(state, False)
+            back, loads = _published(_ready(asked, now), now, limits, current)  # published while it drained
+            return back, (*_draining(state, False), *loads)
     return asked, ()
 
 
@@ -314,8 +315,7 @@ def _backing_off(state: RoleState, now: float, limits: Limits) -> RoleState:
 
 def _draining(state: RoleState, drains: bool) -> tuple[Drain, ...]:
     """Requests to an engine can be cut short and go on elsewhere; other tasks are left to end."""
-    rollout = state.duty is not None and state.duty.role == "rollout"
-    return (Drain(state.epoch, drains),) if rollout else ()
+    return (Drain(state.epoch, drains),) if state.duty is not None and state.duty.role == "rollout" else ()
 
 
 def _named(duty: Duty | None) -> str:

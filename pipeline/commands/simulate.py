@@ -23,11 +23,12 @@ from libra.resources.errors import ConfigError
 def simulate(
     scenario: str, seeds: int | None, profile: str | None, correct: bool, quick: bool, html: str | None, as_json: bool
 ) -> None:
-    """Simulate SCENARIO: a YAML file or a shipped one (drift, small); the folder of a run: that run, simulated step
-    times beside the real ones; 'paper': the published experiments; 'jobs': several runs that share a cluster."""
+    """Simulate SCENARIO: a YAML file or a shipped one (drift, rough, small); the folder of a run: that run, simulated
+    step times beside the real ones; 'paper': the published experiments; 'jobs', or a file with jobs: several runs that
+    share a cluster."""
     from rich.console import Console
 
-    from libra.pipeline.simulate.jobs import example
+    from libra.pipeline.simulate.jobs import compare_shares, is_shared, load_shared
     from libra.pipeline.simulate.pages import comparison_page, comparison_rows, replay_page, shared_page
     from libra.pipeline.simulate.paper import experiments
     from libra.pipeline.simulate.paper.experiments import QUICK
@@ -53,8 +54,9 @@ def simulate(
         else:
             console.print(paper_table(paper))
         page = paper_page(paper) if html else ""
-    elif scenario == "jobs":
-        shared = example(seeds or 3)
+    elif not is_run(scenario) and is_shared(scenario):
+        jobs = load_shared(scenario)
+        shared = compare_shares(jobs.model_copy(update={"seeds": tuple(range(seeds))}) if seeds else jobs)
         if as_json:
             click.echo(json.dumps([asdict(each) for each in shared]))
         else:

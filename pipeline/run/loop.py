@@ -29,7 +29,6 @@ from libra.pipeline.config import RunConfig
 from libra.pipeline.driver.driver import Driver
 from libra.pipeline.ledger.draft import Draft
 from libra.pipeline.ledger.events import Admitted, Ended, Installed, Restarted, Segmented, Stored, Trained
-from libra.pipeline.ledger.ledger import Wait
 from libra.pipeline.run.books import Books, step_trained
 from libra.pipeline.run.evaluation import When, evaluate
 from libra.pipeline.run.fleet import Fleet
@@ -43,6 +42,7 @@ from libra.resources.batches import write_batch
 from libra.resources.codec import array_bytes
 from libra.resources.errors import DeadlineError, LibraError
 from libra.resources.types import TrajectoryId, WeightVersion
+from libra.scheduler_plugin.admission import Wait
 from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment
 

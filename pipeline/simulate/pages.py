@@ -50,6 +50,10 @@ def comparison_rows(results: Sequence[Compared]) -> list[dict[str, Any]]:
             "accuracy": [r.accuracy for r in each.results],
             "moved": [r.moved for r in each.results],
             "changes": [r.changes for r in each.results],
+            "failed": [r.failed for r in each.results],
+            "restarts": [r.restarts for r in each.results],
+            "cancelled": [r.cancelled for r in each.results],
+            "throughputs": [r.throughput for r in each.results],
             "steps": [[s.seconds for s in r.steps] for r in each.results],
         }
         for each in results

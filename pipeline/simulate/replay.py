@@ -18,6 +18,7 @@ from statistics import fmean, median
 from typing import Any
 
 from libra.pipeline.config import RunConfig, parse
+from libra.pipeline.simulate.recorded_plan import devices_of, recorded_plan, with_degrees
 from libra.pipeline.store.run_folder import RunFolder
 from libra.pipeline.view.files import read_metrics
 from libra.resources.batches import BatchReader
@@ -25,10 +26,10 @@ from libra.resources.calibration import Profile
 from libra.resources.cost_model import RolloutCosts, StepCost
 from libra.resources.cost_model.rollout import QueueModel
 from libra.resources.cost_model.training import TrainingFactors
-from libra.resources.errors import ConfigError, StoreError
+from libra.resources.errors import StoreError
 from libra.resources.inventory import uniform
 from libra.resources.specs import ModelSpec, load_hardware, load_model, model_from_hf
-from libra.resources.types import TrainStrategy, Trajectory
+from libra.resources.types import Trajectory
 from libra.scheduler_plugin.planner import Planner, PlannerConfig
 from libra.scheduler_plugin.planner.planner import Profiles
 from libra.scheduler_plugin.policy import load_policy
@@ -133,11 +134,8 @@ def _aside(record: Mapping[str, Any]) -> float:
 def replay(recording: Recording, profile: Profile | None = None, correct: bool = False) -> Replay:
     """Simulate the recorded run. Without a ``profile`` engines without a model take the pace of their config, others
     what the specs say. ``correct``: the first half of the steps tells by how much engines and trainer were slower (they
-    shared their machine), and the others are compared. `ConfigError` for instances of several TP degrees."""
-    config = recording.config
-    if any(bucket.tp != 1 for bucket in config.buckets):
-        degrees = ", ".join(str(bucket.tp) for bucket in config.buckets)
-        raise ConfigError(f"{recording.folder} has buckets of TP {degrees}; only runs at TP 1 can be replayed so far")
+    shared their machine), and the others are compared. A TP degree that the profile lacks is scaled from another one,
+    and the provenance says so."""
     planner = _planner(recording, profile, 1.0, 1.0)
     provenance = planner.rollout_costs(planner.inventory.hardware[0]).provenance
     reports = _simulate(recording, planner)
@@ -165,14 +163,14 @@ def _simulate(recording: Recording, planner: Planner) -> dict[int, StepReport]:
     """The run in virtual time; reports by step."""
     config = recording.config
     batches = list(recording.groups.values())
-    plan = planner.fixed([trace.record() for group in batches for trace in group], 1, 1)
     mean = fmean(trace.final for group in batches for trace in group)
     micro = max(1, min(int(config.trainer.micro_batch_tokens // mean), config.batch_groups * config.group_size))
-    plan = replace(plan, strategy=TrainStrategy(1, 1, 1, 1, micro, "none"))
+    plan = recorded_plan(config, planner.inventory, micro)
     missing = {_stand_in(recording, number)[0].group for number in recording.missing}
     loop = RunLoop(
         LoopConfig(recording.last, config.batch_groups, config.group_size, config.staleness.alpha,
-            install_seconds=recording.install, seed=config.seed),
+            config.algorithm.min_usable, config.groups.partial == "require_full", install_seconds=recording.install,
+            seed=config.seed),
         planner, plan, lambda number: _group(recording, number), load_policy(config.policy.options()),
         Moves(0.0, 1.0, 1.0, shared=False), returned=missing.__contains__,
     )  # fmt: skip
@@ -187,10 +185,9 @@ def _planner(recording: Recording, profile: Profile | None, engine: float, train
     profiles = Profiles.of(profile) if profile else Profiles()
     if profile is None and config.engine.kind in _PACED:
         profiles = Profiles({hardware.name: _paced(config)}, {hardware.name: _scripted(config)})
-    instances = sum(bucket.instances for bucket in config.buckets)
     settings = PlannerConfig(trainer="torch", slots=config.engine.slots, overlap=config.staleness.alpha + 1)
-    planner = Planner(model, uniform(hardware, 1 + instances), settings, profiles)
-    costs = planner.rollout_costs(hardware)
+    planner = Planner(model, uniform(hardware, devices_of(config)), settings, profiles)
+    costs = with_degrees(planner.rollout_costs(hardware), (bucket.tp for bucket in config.buckets))
     factors = profiles.training.get(hardware.name, TrainingFactors())
     slower = replace(
         factors, linear=factors.linear * trainer, quadratic=factors.quadratic * trainer,
@@ -210,13 +207,15 @@ def _slower(step: StepCost, factor: float) -> StepCost:
 
 
 def _paced(config: RunConfig) -> RolloutCosts:
-    """The pace of an engine without a model: every running request gets ``tokens_per_step`` tokens a step."""
+    """The pace of an engine without a model: every running request gets ``tokens_per_step`` tokens a step, whatever the
+    TP degree of its instance."""
     names = PaceOptions.model_fields
     pace = PaceOptions.model_validate({k: v for k, v in config.engine.options.items() if k in names})
     step = pace.step_seconds / pace.tokens_per_step
     capacity = float(config.engine.slots * config.engine.max_context)
-    cost = StepCost(1, step, 0.0, 0.0, 0.0, 0.0, 0.0, capacity, config.engine.slots)
-    return RolloutCosts((cost,), QueueModel(), f"the pace of the {config.engine.kind} engine")
+    degrees = sorted({bucket.tp for bucket in config.buckets})
+    costs = tuple(StepCost(tp, step, 0.0, 0.0, 0.0, 0.0, 0.0, capacity, config.engine.slots) for tp in degrees)
+    return RolloutCosts(costs, QueueModel(), f"the pace of the {config.engine.kind} engine")
 
 
 def _scripted(config: RunConfig) -> TrainingFactors:

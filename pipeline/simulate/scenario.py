@@ -51,11 +51,21 @@ class Scenario(Config):
     uniform_tp: int = 8
     """TP degree of the static uniform layout."""
     failure: float = Field(default=0.0, ge=0, lt=1)
-    """Probability that a tool call fails its environment."""
+    """Probability that a tool call fails its environment; the trajectory starts over."""
+    retries: int = Field(default=3, ge=0)
+    """Times that a trajectory starts over before it has failed."""
+    min_usable: int = Field(default=1, ge=1)
+    """Members that must finish for their group to be trained on; one with fewer is discarded and another admitted."""
     activation_seconds: float = Field(default=10.8, ge=0)
     """Published: activation of an engine."""
     join_seconds: float = Field(default=8.0, ge=0)
     """Published: background snapshot 3.6 s and restore 4.4 s."""
+    stop_seconds: float = Field(default=0.0, ge=0)
+    """Until an engine or a training rank that gives up its devices has ended."""
+    switch_seconds: float = Field(default=10.8, ge=0)
+    """Colocated: of one change between training and rollout, two a step; published: activation of an engine."""
+    install_seconds: float = Field(default=0.0, ge=0)
+    """From an update until engines may load its weights (they are written and published); loading them comes on top."""
     rescore: int = Field(default=12, ge=0)
     """First plans that are simulated to choose among them; 0: the closed form's choice is taken."""
     workload: WorkloadConfig = Field(default_factory=WorkloadConfig)

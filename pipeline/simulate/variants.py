@@ -97,10 +97,13 @@ def simulate(scenario: Scenario, variant: VariantName, seed: int) -> LoopResult:
     workload = Workload(scenario.workload, seed, scenario.steps, scenario.groups, scenario.members + scenario.redundant)
     first = [trace.record() for trace in workload.batch(0)]
     plan = _first_plan(scenario, variant, planner, workload, first)
+    colocated = variant == "colocated"
     config = LoopConfig(
-        scenario.steps, scenario.groups, scenario.members, 0 if variant == "colocated" else scenario.alpha,
-        colocated=variant == "colocated", activation_seconds=scenario.activation_seconds,
-        join_seconds=scenario.join_seconds, failure=scenario.failure, clairvoyant=variant == "oracle", seed=seed,
+        scenario.steps, scenario.groups, scenario.members, 0 if colocated else scenario.alpha,
+        min_usable=scenario.min_usable, colocated=colocated, switch_seconds=scenario.switch_seconds,
+        activation_seconds=scenario.activation_seconds, join_seconds=scenario.join_seconds,
+        stop_seconds=scenario.stop_seconds, install_seconds=scenario.install_seconds, failure=scenario.failure,
+        retries=scenario.retries, clairvoyant=variant == "oracle", seed=seed,
     )  # fmt: skip
     offload = variant not in ("colocated", "static_uniform", "greedy", "static_optimal")
     loop = RunLoop(

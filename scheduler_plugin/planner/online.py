@@ -31,6 +31,7 @@ from libra.resources.types import (
     RolloutLayout,
     TrainStrategy,
 )
+from libra.scheduler_plugin.assignment import duties_of
 from libra.scheduler_plugin.planner.layouts import RolloutSide
 from libra.scheduler_plugin.planner.placement import place
 from libra.scheduler_plugin.planner.planner import Planner, PlannerConfig, Profiles, layouts_for
@@ -144,13 +145,8 @@ class Online:
 
     def duties(self, plan: Plan) -> dict[str, Duty | None]:
         """What every worker does under ``plan``."""
-        found: dict[str, Duty | None] = {_worker(device.id): None for device in self.planner.inventory.devices}
-        for placement in plan.placements:
-            if placement.role == "train":
-                found |= {_worker(device): Duty("train") for device in placement.devices}
-            else:
-                found[_worker(placement.devices[0])] = Duty("rollout", placement.size)
-        return found
+        devices = [device.id for device in self.planner.inventory.devices]
+        return {_worker(device): duty for device, duty in duties_of(plan.placements, devices).items()}
 
     def _rollout_only(self, window: Sequence[RequestRecord]) -> Plan:
         """The plan in force with its rollout side laid out as well as its devices can."""

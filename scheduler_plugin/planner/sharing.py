@@ -76,6 +76,22 @@ def demand_driven(capacity: Amounts, demands: Sequence[Demand]) -> dict[str, int
             left[dimension] -= amount * more
 
 
+def pays(
+    old: Mapping[str, int], new: Mapping[str, int], demands: Sequence[Demand], seconds: float, switch_seconds: float
+) -> bool:
+    """Whether ``new`` units make more progress than ``old`` ones in the next ``seconds``, although every run whose
+    units change stands still for ``switch_seconds`` of them. Progress: Σ weight·log(steps)."""
+    if switch_seconds >= seconds and old != new:
+        return False
+    gain = 0.0
+    for demand in demands:
+        before, after = old[demand.name], new[demand.name]
+        if before != after:
+            left = (seconds - switch_seconds) / seconds
+            gain += demand.weight * log(left * demand.step_seconds(before) / demand.step_seconds(after))
+    return gain > 0
+
+
 @dataclass(slots=True)
 class Feedback:
     """Measured step times correct the demand curves: a factor a run, averaged exponentially, within ``bound``."""

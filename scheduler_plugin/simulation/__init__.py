@@ -1,4 +1,5 @@
-"""A discrete-event core in virtual time that drives the same policies, planner and replanner as a run does.
+"""A discrete-event core in virtual time that drives the objects of a run: admission, routing table, policies,
+role state machine, planner, replanner.
 
 Pure: no I/O, no wall clock; equal inputs give equal outcomes. Invariants: every trajectory that is submitted ends
 exactly once (finished, failed or cancelled); an engine never holds more KV than it has; virtual time never goes back.

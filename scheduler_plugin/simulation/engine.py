@@ -42,29 +42,27 @@ class Sequence:
 
 
 class Engine:
-    """``address``, ``node``: where it is; ``cost``: of its TP degree; ``facts``: what it tells policies."""
+    """``address``, ``node``: where it is; ``cost``: of its TP degree; ``weights``: the version it has loaded;
+    ``retired``: takes nothing any more; ``facts``: what it tells policies."""
 
     __slots__ = (
-        "address", "admissions", "busy_seconds", "busy_until", "clock", "cost", "extra", "facts",
-        "load_sequences", "load_tokens", "name", "node", "preemptions", "prefilled", "prompts", "ready_at",
-        "recomputed", "resident", "retired", "running", "steps", "version", "waiting",
+        "address", "admissions", "busy_seconds", "busy_until", "clock", "cost", "facts", "name", "node", "preemptions",
+        "prefilled", "prompts", "recomputed", "resident", "retired", "running", "steps", "version", "waiting",
+        "weights",
     )  # fmt: skip
 
-    def __init__(self, name: str, node: str, cost: StepCost, ready_at: float = 0.0, kv_bytes: int = 0) -> None:
+    def __init__(self, name: str, node: str, cost: StepCost, kv_bytes: int = 0) -> None:
         """``kv_bytes``: of one token's KV."""
         self.name, self.node, self.cost = name, node, cost
         self.facts = InstanceFacts(node, KVRoom(int(cost.capacity), kv_bytes) if isfinite(cost.capacity) else None)
         self.address = f"tcp://{node}:{name}"
         self.steps = 0.0
-        self.clock = self.busy_until = self.ready_at = ready_at
+        self.clock = self.busy_until = 0.0
         self.resident = 0.0
         self.running: list[tuple[float, int, Sequence]] = []
         self.waiting: deque[Sequence] = deque()
-        self.version = 0
+        self.version = self.weights = 0
         self.admissions = 0
-        self.extra = 1.0
-        self.load_sequences = 0
-        self.load_tokens = 0.0
         self.prompts: set[str] = set()
         self.retired = False
         self.preemptions = 0
@@ -127,8 +125,6 @@ class Engine:
 
     def admit(self, now: float) -> bool:
         """Admit what fits; whether something was."""
-        if now < self.ready_at:
-            return False
         before = self.admissions
         waiting, cost = self.waiting, self.cost
         while waiting and len(self.running) < cost.slots:

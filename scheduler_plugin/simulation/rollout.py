@@ -1,35 +1,40 @@
-"""Trajectories on engines in virtual time, bound by a bucket policy at every segment.
+"""Trajectories on engines in virtual time, bound by a run's routing table at every segment.
 
     submit ─> place ─> (move or load) ─> engine ─> segment ends ─> tool ─> place ─> … ─> ended
 
-The policy is the object that the plugin drives: it is asked for every segment and told of every end. Invariants: what
-is submitted ends exactly once; events of a time are handled in the order in which they were made; a cancelled or
-restarted life's events are void.
+The routing table and its policy are the objects that the plugin drives: asked for every segment, told of every return,
+move and end; what they leave unplaced waits for the next instance. Invariants: what is submitted ends exactly once;
+events of a time are handled in the order in which they were made; a cancelled or restarted life's events are void.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
 
-from libra.resources.types import Bucket, RolloutInstance
-from libra.scheduler_plugin.policy.base import BucketPolicy, FinishedTrajectory, Placement, PlacementRequest
+from libra.resources.types import Bucket, InstanceFacts
+from libra.resources.types.cluster import NO_FACTS
+from libra.scheduler_plugin.policy.balance import bucket_of
+from libra.scheduler_plugin.policy.base import BucketPolicy
+from libra.scheduler_plugin.policy.moves import MoveOutcome
+from libra.scheduler_plugin.routing import RoutingTable
 from libra.scheduler_plugin.simulation.engine import Engine
 from libra.scheduler_plugin.simulation.engine import Sequence as Job
 from libra.scheduler_plugin.simulation.states import Ended, Life, Moves, Totals
 from libra.scheduler_plugin.simulation.traces import Trace
 
-_ENGINE, _RETURN, _ARRIVE, _READY, _ALARM, _BEGIN, _CLOSE = range(7)
+_ENGINE, _RETURN, _ARRIVE, _ALARM, _BEGIN, _CLOSE = range(6)
 
 
 class RolloutSimulation:
-    """Engines, a policy and the trajectories in flight.
+    """Engines, a routing table and the trajectories in flight.
 
     ``failure``: probability that a tool call fails the environment (the trajectory starts over, at most ``retries``
-    times, then it has failed).
+    times, then it has failed). ``make``: the engine of an instance that is offered by address, name and TP degree.
+    ``version``: the weights that every engine has loaded.
     """
 
     def __init__(
@@ -41,32 +46,40 @@ class RolloutSimulation:
         failure: float = 0.0,
         retries: int = 3,
         seed: int = 0,
+        make: Callable[[str, str, int], Engine] | None = None,
     ) -> None:
         self.now = 0.0
         self.totals = Totals()
-        self.engines: dict[str, Engine] = {engine.address: engine for engine in engines}
-        self.buckets = tuple(buckets)
-        self.policy, self.moves = policy, moves
+        self.engines: dict[str, Engine] = {}
+        self.table = RoutingTable(policy, buckets, staging=moves.offload)
+        self.moves = moves
         self.failure, self.retries = failure, retries
         self.version = 0
+        self._make = make
         self._random = np.random.default_rng(seed)
         self._events: list[tuple[float, int, int, object, int]] = []
         self._count = self._submitted = 0
         self._lives: dict[int, Life] = {}
         self._by_name: dict[str, int] = {}
-        self._positions: dict[str, int] = {}
-        self._stale: list[Engine] = []
-        self._shown: list[RolloutInstance] | None = None
-        for engine in self.engines.values():
-            self._await_ready(engine)
+        self._unplaced: dict[int, bool] = {}
+        self._leaving: dict[str, Engine] = {}
+        for engine in engines:
+            self.join(engine)
 
     @property
     def in_flight(self) -> int:
         """Trajectories that have not ended."""
         return len(self._lives)
 
-    def submit(self, trace: Trace) -> None:
-        """Begin a trajectory now."""
+    @property
+    def waiting(self) -> int:
+        """Trajectories that no instance takes now."""
+        return len(self._unplaced)
+
+    # Trajectories.
+
+    def submit(self, trace: Trace) -> Life:
+        """Begin a trajectory now; its life, to be read only."""
         index = self._submitted
         self._submitted += 1
         life = Life(trace, Job(index), self.version, self.now, context=float(trace.prompt_tokens))
@@ -75,7 +88,8 @@ class RolloutSimulation:
         if trace.lead > 0:
             self._push(self.now + trace.lead, _BEGIN, index, life.epoch)
         else:
-            self._place(index, life)
+            self._begin(index, life)
+        return life
 
     def cancel(self, name: str) -> Ended:
         """End a trajectory now, as a redundant one."""
@@ -91,36 +105,57 @@ class RolloutSimulation:
         """`step` returns ``what`` at ``time``."""
         self._push(time, _ALARM, what, 0)
 
-    def publish(self, seconds: float) -> None:
-        """New weights: engines stand still for ``seconds``, KV caches are dropped and prefilled again lazily."""
-        self.version += 1
-        for engine in self.engines.values():
-            engine.pause(self.now, seconds)
-            for _, _, job in engine.running:
-                again = job.context + job.left - (job.end - engine.steps)
-                taken = engine.cost.prefill_seconds(again)
-                engine.busy_until += taken
-                engine.prefilled += again
-                self.totals.reprefilled += again
-            self._schedule(engine)
+    # Instances, as a pool lists them (`libra.scheduler_plugin.listing.Table`).
 
-    def reconfigure(self, keep: Iterable[str], new: Iterable[Engine], buckets: Sequence[Bucket]) -> None:
-        """Other engines from now on: those not in ``keep`` (addresses) are drained, what they ran is placed again (its
-        tokens are kept); ``new`` ones serve from their ``ready_at``."""
-        kept = set(keep)
-        self.buckets = tuple(buckets)
-        gone = [engine for address, engine in self.engines.items() if address not in kept]
-        for engine in gone:
-            engine.retired = True
-            engine.version += 1
-            del self.engines[engine.address]
-        for engine in new:
-            self.engines[engine.address] = engine
-            self._await_ready(engine)
-        self._shown = None
-        for engine in gone:
-            for job in engine.drain(self.now):
-                self._place(job.index, self._lives[job.index], resumed=True)
+    def join(self, engine: Engine) -> None:
+        """An engine takes segments from now on; those that wait are placed."""
+        engine.clock = engine.busy_until = max(engine.clock, self.now)
+        self._leaving.pop(engine.address, None)
+        self.engines[engine.address] = engine
+        self.table.offer(engine.address, engine.name, engine.cost.tp, engine.cost.slots, engine.facts)
+        unplaced, self._unplaced = self._unplaced, {}
+        for index, resumed in unplaced.items():
+            self._place(index, self._lives[index], resumed)
+
+    def offer(self, address: str, name: str, tp: int, slots: int, facts: InstanceFacts = NO_FACTS) -> None:
+        """`join` with a new engine of degree ``tp``; one that is there goes on. ``slots`` and
+        ``facts``: its own."""
+        there = self.engines.get(address)
+        if there is None or there.cost.tp != tp:
+            assert self._make is not None, "a simulation whose instances come and go needs `make`"
+            self.join(self._make(address, name, tp))
+
+    def offer_tool(self, address: str) -> None:
+        """Tools are not simulated as workers: a call takes its seconds."""
+
+    def retire(self, address: str) -> None:
+        """An instance takes nothing any more: what it ran is cut short and placed again, its tokens kept. Where KV is
+        staged, others may still fetch it."""
+        engine = self.engines.pop(address, None)
+        if engine is None:
+            return
+        engine.retired = True
+        engine.version += 1
+        self._leaving[address] = engine
+        self.table.retire(address)
+        for job in engine.drain(self.now):
+            self._place(job.index, self._lives[job.index], resumed=True)
+
+    def load(self, address: str, seconds: float, version: int) -> None:
+        """New weights for one instance: it stands still for ``seconds``, its KV is dropped and prefilled again
+        lazily."""
+        engine = self.engines.get(address)
+        if engine is None:
+            return
+        engine.pause(self.now, seconds)
+        engine.weights = version
+        for _, _, job in engine.running:
+            again = job.context + job.left - (job.end - engine.steps)
+            taken = engine.cost.prefill_seconds(again)
+            engine.busy_until += taken
+            engine.prefilled += again
+            self.totals.reprefilled += again
+        self._schedule(engine)
 
     def step(self) -> Ended | object | None:
         """Handle events until a trajectory ends or an alarm rings; None when there is no event left."""
@@ -141,9 +176,6 @@ class RolloutSimulation:
             if kind == _ALARM:
                 return what
             self.totals.events += 1
-            if kind == _READY:
-                self._admit(what)  # type: ignore[arg-type]
-                continue
             life = self._lives.get(what)  # type: ignore[call-overload]
             if life is None or life.epoch != version:
                 continue
@@ -154,7 +186,7 @@ class RolloutSimulation:
             elif kind == _CLOSE:
                 return self._finish(life.job.index, life)
             elif kind == _BEGIN:
-                self._place(life.job.index, life)
+                self._begin(life.job.index, life)
             else:
                 self._arrive(life)
         return None
@@ -165,8 +197,10 @@ class RolloutSimulation:
         if not done and engine.full:
             if len(engine.running) == 1:
                 # One sequence alone that outgrows the KV: it cannot finish here or anywhere smaller.
-                job = engine.drain(self.now)[0]
+                job = engine.running[0][2]
+                engine.remove(job, self.now)
                 self.totals.failed += 1
+                engine.admit(self.now)
                 self._schedule(engine)
                 return self._end(job.index, self._lives[job.index], "failed")
             engine.preempt()
@@ -185,6 +219,9 @@ class RolloutSimulation:
         turn = life.trace.turns[life.turn]
         life.running = False
         life.context = life.job.context
+        life.sample()
+        if self.moves.offload:
+            self.table.arrived(life.trace.name)
         self.totals.generated += turn.generated
         if turn.state is None and life.trace.trail > 0:
             self._push(self.now + life.trace.trail, _CLOSE, index, life.epoch)
@@ -207,75 +244,86 @@ class RolloutSimulation:
                 self.totals.failed += 1
                 return self._end(index, life, "failed")
             life.retries += 1
+            self.totals.restarts += 1
             life.epoch += 1
-            self._discharge(life)
             life.turn, life.context, life.at = 0, float(life.trace.prompt_tokens), None
-            life.history.clear()
+            life.version, life.sampled = self.version, False
+            self._begin(index, life)
         else:
             life.turn += 1
             life.context += turn.payload
-            life.history.append(turn.state)
-        self._place(index, life)
+            self.table.returned(life.trace.name, life.turn - 1, turn.state, int(life.context))
+            self._place(index, life)
         return None
 
+    def _begin(self, index: int, life: Life) -> None:
+        self.table.open(life.trace.name, life.trace.prompt, life.trace.prompt_tokens, 0)
+        self._place(index, life)
+
     def _place(self, index: int, life: Life, resumed: bool = False) -> None:
-        """Ask the policy and send the segment on its way."""
-        job, source = life.job, life.at
+        """Ask the routing table and send the segment on its way. ``resumed``: the segment was cut short and goes on."""
+        job, trace = life.job, life.trace
         if resumed:
-            life.context = job.context
-        alive = source is not None and not source.retired
-        request = PlacementRequest(
-            life.trace.name,
-            life.trace.prompt,
-            int(life.context),
-            life.history,
-            source.address if alive and source else None,
-        )
-        engine = self._choose(self.policy.place(request, self._instances(), self.buckets), source if alive else None)
-        if life.history and not resumed:
+            if job.context > life.context:
+                life.sample()
+            life.context, life.running = job.context, False
+            self.table.open(trace.name, trace.prompt, int(life.context), life.turn)
+        placement, _ = self.table.place(trace.name)
+        if placement.address is None:
+            self._unplaced[index] = resumed
+            return
+        engine = self.engines[placement.address]
+        if life.turn and not resumed:
             self.totals.decisions += 1
-            right = self._bucket_of(life.trace.final)
-            self.totals.right += self.buckets[right].tp == engine.cost.tp
+            right = bucket_of(trace.final, self.table.buckets)
+            self.totals.right += self.table.buckets[right].tp == engine.cost.tp
         if not resumed:
-            job.left = float(life.trace.turns[life.turn].generated)
-            payload = life.trace.turns[life.turn - 1].payload if life.turn else 0
-            job.prefill = float(payload)
+            job.left = float(trace.turns[life.turn].generated)
+            job.prefill = float(trace.turns[life.turn - 1].payload if life.turn else 0)
         job.context = life.context
-        delay = self._bring(life, job, source, engine)
-        self._discharge(life)
-        life.at, life.charged = engine, life.context
-        engine.load_sequences += 1
-        engine.load_tokens += life.charged
-        self._stale.append(engine)
+        delay = self._bring(life, engine)
+        life.at = engine
         if delay > 0:
             life.epoch += 1
             self._push(self.now + delay, _ARRIVE, index, life.epoch)
         else:
             self._arrive(life)
 
-    def _bring(self, life: Life, job: Job, source: Engine | None, engine: Engine) -> float:
+    def _bring(self, life: Life, engine: Engine) -> float:
         """Seconds until the KV is there; sets what must be prefilled."""
-        if source is None:
-            # Members of a group share their prompt: the first on an engine prefills it for all.
-            group = life.trace.group
-            job.prefill = 1.0 if self.moves.shared and group in engine.prompts else life.context
-            engine.prompts.add(group)
-            return 0.0
+        job, at = life.job, life.at
         had = life.context - job.prefill
-        if source is engine:
+        if at is engine:
             if self.moves.offload or engine.resident <= self.moves.pressure * engine.cost.capacity:
                 return self.moves.seconds(had, True) / engine.cost.tp if self.moves.offload else 0.0
-            job.prefill = life.context
+        elif at is not None:
+            self.totals.moves += 1
+            self.totals.moved += life.context
+            source = self._staged(life.trace.name)
+            if source is not None:
+                near = source.node == engine.node
+                moving = self.moves.seconds(had, near)
+                if moving <= engine.cost.prefill_seconds(had):
+                    way: Literal["load", "fetch"] = "load" if near else "fetch"
+                    self.table.policy.moved(MoveOutcome(way, int(had), engine.cost.tp, moving))
+                    return moving
+        # Members of a group share their prompt: the first on an engine prefills it for all.
+        group = life.trace.group
+        shared = self.moves.shared and at is not engine and group in engine.prompts
+        known = life.trace.prompt_tokens - 1.0 if shared else 0.0
+        engine.prompts.add(group)
+        job.prefill = max(1.0, life.context - known)
+        if at is not None:
             self.totals.reprefilled += had
-            return 0.0
-        self.totals.moves += 1
-        self.totals.moved += life.context
-        moving = self.moves.seconds(had, source.node == engine.node)
-        if self.moves.offload and moving <= engine.cost.prefill_seconds(had):
-            return moving
-        job.prefill = life.context
-        self.totals.reprefilled += had
         return 0.0
+
+    def _staged(self, trajectory: str) -> Engine | None:
+        """The instance that has staged KV of a trajectory that moves."""
+        for instance in self.table.sources(trajectory)[0]:
+            found = self.engines.get(instance.address) or self._leaving.get(instance.address)
+            if found is not None:
+                return found
+        return None
 
     def _arrive(self, life: Life) -> None:
         engine = life.at
@@ -284,55 +332,16 @@ class RolloutSimulation:
             self._place(life.job.index, life, resumed=True)
             return
         life.running = True
+        life.tried = engine.weights
         engine.advance(self.now)
         if engine.add(life.job, self.now):
             self._schedule(engine)
 
-    def _choose(self, placement: Placement, current: Engine | None) -> Engine:
-        """The instance named; for a tag alone the one that has the KV, else the least loaded, as the routing table
-        does. (Where no instance of the tag is left, during a change of plans, any.)"""
-        if placement.address is not None:
-            return self.engines[placement.address]
-        tp = int(placement.tag.rpartition("tp")[2])
-        if current is not None and current.cost.tp == tp:
-            return current
-        able = [engine for engine in self.engines.values() if engine.cost.tp == tp] or list(self.engines.values())
-        return min(able, key=lambda engine: (engine.load_tokens, engine.name))
-
-    def _bucket_of(self, length: float) -> int:
-        for i, bucket in enumerate(self.buckets):
-            if bucket.max_context is None or length <= bucket.max_context:
-                return i
-        return len(self.buckets) - 1
-
-    def _instances(self) -> list[RolloutInstance]:
-        """The engines as policies see them; only those whose load changed are made anew."""
-        shown = self._shown
-        if shown is None:
-            self._positions = {address: i for i, address in enumerate(self.engines)}
-            shown = self._shown = [_view(engine) for engine in self.engines.values()]
-        else:
-            for engine in self._stale:
-                position = self._positions.get(engine.address)
-                if position is not None:
-                    shown[position] = _view(engine)
-        self._stale.clear()
-        return shown
-
-    def _discharge(self, life: Life) -> None:
-        engine = life.at
-        if engine is not None and life.charged:
-            engine.load_sequences -= 1
-            engine.load_tokens -= life.charged
-            life.charged = 0.0
-            self._stale.append(engine)
-
     def _end(self, index: int, life: Life, how: Literal["finished", "failed", "cancelled"]) -> Ended:
-        self._discharge(life)
         del self._lives[index]
         del self._by_name[life.trace.name]
-        final = int(life.context) if how == "finished" else None
-        self.policy.observe(FinishedTrajectory(life.trace.name, life.trace.prompt, final, tuple(life.history)))
+        self._unplaced.pop(index, None)
+        self.table.end([(life.trace.name, int(life.context) if how == "finished" else None)])
         return Ended(life.trace, how, life.version, life.began, self.now, life.job.queued, life.retries)
 
     def _admit(self, engine: Engine) -> None:
@@ -340,10 +349,6 @@ class RolloutSimulation:
             engine.advance(self.now)
             engine.admit(self.now)
             self._schedule(engine)
-
-    def _await_ready(self, engine: Engine) -> None:
-        if engine.ready_at > self.now:
-            self._push(engine.ready_at, _READY, engine, 0)
 
     def _schedule(self, engine: Engine) -> None:
         engine.version += 1
@@ -354,11 +359,3 @@ class RolloutSimulation:
     def _push(self, time: float, kind: int, what: object, version: int) -> None:
         self._count += 1
         heapq.heappush(self._events, (time, self._count, kind, what, version))
-
-
-def _view(engine: Engine) -> RolloutInstance:
-    cost = engine.cost
-    tokens = int(engine.load_tokens)
-    return RolloutInstance(
-        engine.address, engine.name, cost.tp, cost.slots, engine.load_sequences, tokens, engine.facts
-    )

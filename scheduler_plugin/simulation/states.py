@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from libra.resources.types import ToolState
 from libra.scheduler_plugin.simulation.engine import Engine
 from libra.scheduler_plugin.simulation.engine import Sequence as Job
 from libra.scheduler_plugin.simulation.traces import Trace
@@ -32,7 +31,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A trajectory's end. ``version``: weights when it began; ``began``, ``time``: virtual seconds."""
+    """A trajectory's end. ``version``: the oldest among its sampled tokens; ``began``, ``time``: virtual seconds."""
 
     trace: Trace
     how: Literal["finished", "failed", "cancelled"]
@@ -51,13 +50,14 @@ class Ended:
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since the start. Tokens: ``context`` of finished trajectories, ``moved`` at changes of instance,
-    ``reprefilled`` because KV was gone. ``decisions`` at tool returns, ``right`` those bound to the bucket of the final
-    context."""
+    """Counters since the start. Tokens: ``context`` of finished trajectories, ``generated`` by segments that ended,
+    ``moved`` at changes of instance, ``reprefilled`` because KV was gone. ``restarts``: of trajectories whose
+    environment had failed. ``decisions`` at tool returns, ``right`` those bound to the bucket of the final context."""
 
     events: int = 0
     finished: int = 0
     failed: int = 0
+    restarts: int = 0
     cancelled: int = 0
     context: float = 0.0
     generated: float = 0.0
@@ -70,7 +70,9 @@ class Totals:
 
 @dataclass(slots=True)
 class Life:
-    """A trajectory in flight."""
+    """A trajectory in flight. ``version``: the oldest that a sampled token has, or can yet have while nothing was
+    ``sampled``. ``at``: the engine with its KV, or that had it. ``tried``: version of the segment that runs.
+    ``epoch``: events of earlier ones are void."""
 
     trace: Trace
     job: Job
@@ -78,10 +80,14 @@ class Life:
     began: float
     turn: int = 0
     context: float = 0.0
-    history: list[ToolState] = field(default_factory=list)
     at: Engine | None = None
-    bucket: int = 0
-    charged: float = 0.0
     retries: int = 0
     epoch: int = 0
     running: bool = False
+    sampled: bool = False
+    tried: int = 0
+
+    def sample(self) -> None:
+        """Tokens were sampled by the segment that ran."""
+        self.version = min(self.version, self.tried) if self.sampled else self.tried
+        self.sampled = True

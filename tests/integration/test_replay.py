@@ -13,9 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from libra.pipeline.commands.simulate import simulate
+from libra.pipeline.simulate.recorded_plan import devices_of, recorded_plan, with_degrees
 from libra.pipeline.simulate.replay import read_recording, replay
 from libra.pipeline.view.files import read_metrics
-from libra.resources.errors import ConfigError, StoreError
+from libra.resources.cost_model import RolloutCosts, StepCost
+from libra.resources.cost_model.rollout import QueueModel
+from libra.resources.errors import StoreError
+from libra.resources.inventory import uniform
+from libra.resources.specs import load_hardware
 
 pytestmark = pytest.mark.cluster
 COMMAND = [sys.executable, "-c", "from libra.pipeline.cli import main; main()"]
@@ -90,11 +95,59 @@ def test_tables_and_pages_name_the_run(run: Path, tmp_path: Path) -> None:
     assert "scripted replayed" in page.read_text()
 
 
+TWO_BUCKETS = """
+name: two
+steps: 4
+batch_groups: 4
+engine:
+  kind: scripted
+  slots: 4
+  options: {script: "libra.tasks.envs.hop_demo:sloppy", step_seconds: 0.005}
+trainer: {kind: scripted}
+algorithm: {group_size: 4}
+environment: {kind: hop}
+eval: {tasks: 0}
+buckets:
+- {tp: 1, max_context: 40, instances: 1}
+- {tp: 2, max_context: null, instances: 1}
+cluster: {dashboard: false, workers: {rollout: 2}}
+"""
+
+
+def test_a_run_of_two_tp_degrees_is_replayed_on_its_buckets(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(TWO_BUCKETS)
+    done = subprocess.run(
+        [*COMMAND, "train", "two.yaml"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    recording = read_recording(tmp_path / "runs" / "two")
+    config = recording.config
+    plan = recorded_plan(config, uniform(load_hardware("cpu"), devices_of(config)), 1)
+    assert plan.layout.degrees == (1, 2)
+    assert [(b.tp, b.max_context, b.instances) for b in plan.layout.buckets] == [(1, 40, 1), (2, None, 1)]
+    both = replay(recording)
+    assert [row[0] for row in both.rows] == [2, 3, 4]
+    # Both instances take part: with the first one alone, of four slots, everything queues there.
+    alone = config.buckets[0].model_copy(update={"max_context": None})
+    one = replay(replace(recording, config=config.model_copy(update={"buckets": [alone]})))
+    assert one.simulated > both.simulated
+
+
+def test_a_degree_that_nobody_measured_is_scaled_and_said() -> None:
+    cost = StepCost(2, 0.02, 1e-3, 1e-6, 0.1, 1e-4, 1e-9, capacity=1000.0, slots=8)
+    costs = RolloutCosts((cost,), QueueModel(), "measured")
+    assert with_degrees(costs, [2]) == costs
+    more = with_degrees(costs, [1, 2, 4])
+    assert [step.tp for step in more.steps] == [1, 2, 4]
+    assert more.of(2) == cost
+    assert (more.of(4).step, more.of(4).token, more.of(4).capacity) == (0.01, 5e-7, 2000.0)
+    assert (more.of(1).step, more.of(1).capacity, more.of(1).admission) == (0.04, 500.0, 0.1)
+    assert more.provenance == (
+        "measured; TP 1 scaled from TP 2 as if work divided evenly; TP 4 scaled from TP 2 as if work divided evenly"
+    )
+
+
 def test_what_cannot_be_replayed_says_why(run: Path) -> None:
-    recording = read_recording(run)
-    buckets = (recording.config.buckets[0].model_copy(update={"tp": 2}),)
-    with pytest.raises(ConfigError, match="has buckets of TP 2; only runs at TP 1"):
-        replay(replace(recording, config=recording.config.model_copy(update={"buckets": buckets})))
     metrics = run / "metrics.jsonl"
     kept = metrics.read_text()
     try:

@@ -64,7 +64,8 @@ def test_kv_is_never_over_capacity_and_every_trajectory_ends_once(
     ended = []
     while (what := simulation.step()) is not None:
         if what == "publish":
-            simulation.publish(1.0)
+            for address in simulation.engines:
+                simulation.load(address, 1.0, 1)
         else:
             ended.append(what.trace.name)  # type: ignore[attr-defined]
     assert sorted(ended) == sorted(trace.name for trace in work)

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from libra.pipeline.commands.simulate import simulate
+from libra.pipeline.simulate.jobs import is_shared, load_shared
 from libra.pipeline.simulate.scenario import load_scenario
 from libra.resources.errors import ConfigError
 from libra.resources.specs.files import shipped
@@ -55,7 +56,8 @@ def test_the_page_is_offline_and_escaped(scenario: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", shipped("sim"))
 def test_shipped_scenarios_load(name: str) -> None:
-    assert load_scenario(name).name == name
+    loaded = load_shared(name) if is_shared(name) else load_scenario(name)
+    assert loaded.name == name
 
 
 def test_a_wrong_scenario_names_the_key(scenario: Path) -> None:
@@ -66,11 +68,17 @@ def test_a_wrong_scenario_names_the_key(scenario: Path) -> None:
 
 
 def test_several_runs_share_a_cluster(tmp_path: Path) -> None:
-    page = tmp_path / "jobs.html"
-    result = CliRunner().invoke(simulate, ["jobs", "--seeds", "1", "--json", "--html", str(page)])
+    file, page = tmp_path / "shared.yaml", tmp_path / "jobs.html"
+    file.write_text(
+        "name: shared\nnodes: 4\nseconds: 1200\nevery: 600\njobs:\n"
+        "- {name: short, model: Qwen3-0.6B, groups: 4, workload: {mean_from: 2000, mean_to: 2000}}\n"
+        "- {name: long, model: Qwen3-4B, groups: 8, workload: {mean_from: 4000, mean_to: 9000}}\n"
+    )
+    result = CliRunner().invoke(simulate, [str(file), "--json", "--html", str(page)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     equal, driven = json.loads(result.stdout)
-    assert equal["way"] == "static equal"
-    assert driven["progress"] > equal["progress"]
-    assert sum(driven["last"].values()) <= 12
+    assert (equal["way"], driven["way"]) == ("static equal", "demand-driven with feedback")
+    assert len(driven["values"]) == 3
+    assert driven["spread"] > 0
+    assert sum(driven["last"].values()) <= 4
     assert "Several runs on one cluster" in page.read_text()

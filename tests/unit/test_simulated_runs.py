@@ -117,7 +117,8 @@ def test_a_group_that_taught_nothing_gives_its_place_to_another() -> None:
 def test_groups_wait_for_their_weights_to_be_installed() -> None:
     base, _ = loop()
     late, admitted = loop(install=500.0)
-    assert late.seconds > base.seconds + 500
+    # Less than the whole wait may be added: engines load while nothing runs on them.
+    assert late.seconds > base.seconds + 490
     assert len(admitted) == 12
 
 

@@ -31,10 +31,12 @@ from libra.resources.specs import ModelSpec, load_hardware, load_model, model_fr
 from libra.resources.types import TrainStrategy, Trajectory
 from libra.scheduler_plugin.planner import Planner, PlannerConfig
 from libra.scheduler_plugin.planner.planner import Profiles
+from libra.scheduler_plugin.planner.scaling import scaled
 from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.simulation import LoopConfig, Moves, RunLoop, StepReport, Trace
 from libra.scheduler_plugin.simulation.traces import trace_of
 from libra.tasks.engines.scripted import PaceOptions
+from libra.tasks.registry import launches_of
 from libra.tasks.trainers.scripted import ScriptedTrainerOptions
 
 _PACED = ("scripted", "random")
@@ -188,25 +190,14 @@ def _planner(recording: Recording, profile: Profile | None, engine: float, train
     if profile is None and config.engine.kind in _PACED:
         profiles = Profiles({hardware.name: _paced(config)}, {hardware.name: _scripted(config)})
     instances = sum(bucket.instances for bucket in config.buckets)
-    settings = PlannerConfig(trainer="torch", slots=config.engine.slots, overlap=config.staleness.alpha + 1)
+    settings = PlannerConfig(
+        trainer="torch", launches=launches_of("torch"), slots=config.engine.slots, overlap=config.staleness.alpha + 1
+    )
     planner = Planner(model, uniform(hardware, 1 + instances), settings, profiles)
-    costs = planner.rollout_costs(hardware)
-    factors = profiles.training.get(hardware.name, TrainingFactors())
-    slower = replace(
-        factors, linear=factors.linear * trainer, quadratic=factors.quadratic * trainer,
-        constant=factors.constant * trainer, fixed_seconds=factors.fixed_seconds * trainer + recording.aside,
-    )  # fmt: skip
-    steps = tuple(_slower(step, engine) for step in costs.steps)
-    scaled = Profiles({hardware.name: replace(costs, steps=steps)}, {hardware.name: slower}, profiles.provenance)
-    return replace(planner, profiles=scaled)
-
-
-def _slower(step: StepCost, factor: float) -> StepCost:
-    return replace(
-        step, step=step.step * factor, sequence=step.sequence * factor, token=step.token * factor,
-        admission=step.admission * factor, prefill_token=step.prefill_token * factor,
-        prefill_pair=step.prefill_pair * factor,
-    )  # fmt: skip
+    slower = scaled(planner, engine, trainer)
+    factors = slower.profiles.training[hardware.name]
+    training = {hardware.name: replace(factors, fixed_seconds=factors.fixed_seconds + recording.aside)}
+    return replace(slower, profiles=replace(slower.profiles, training=training))
 
 
 def _paced(config: RunConfig) -> RolloutCosts:

@@ -281,7 +281,7 @@ class Planner:
         for kind, chosen, side in best.choice.rollout:
             gpus = best.rollout_gpus[kind]
             partition = side.partition(gpus)
-            mixed = side.best_counts(side.homogeneous_counts(gpus))
+            mixed = side.best_mixed(gpus)
             assert partition is not None
             layout = partition if mixed is None or partition.seconds <= mixed[1] else side.mixed(mixed[0])
             mine = [classes[i] for i in chosen]

@@ -6,7 +6,7 @@ from libra.pipeline.simulate.replay import _ratio
 
 
 def test_a_step_that_something_else_slowed_down_counts_once() -> None:
-    simulated = {step: 1.0 for step in range(5)}
+    simulated = dict.fromkeys(range(5), 1.0)
     assert _ratio({0: 1.5, 1: 1.4, 2: 30.0, 3: 1.6, 4: 1.5}, simulated) == 1.5
 
 

@@ -103,7 +103,7 @@ class Books:
         if group.complete:
             skipped, discarded = ledger.counts["skipped"] - before[0], ledger.counts["discarded"] - before[1]
             outcome: Any = "skipped" if skipped else "unusable" if discarded else "usable"
-            usable, rows = len(group.usable), ()
-            if outcome != "usable":  # nobody stores it, and a replay needs it
-                rows = tuple(trace_row(played(t)) for _, t in sorted(group.ended.items()))
-            self._emit(GroupFinished(now, group.ordinal, len(group.ended), usable, outcome, rows))
+            # Nobody stores a group that is not usable, and a replay needs it.
+            unstored = group.ended if outcome != "usable" else {}
+            rows = tuple(trace_row(played(trajectory)) for _, trajectory in sorted(unstored.items()))
+            self._emit(GroupFinished(now, group.ordinal, len(group.ended), len(group.usable), outcome, rows))

@@ -11,8 +11,8 @@ from libra.scheduler_plugin.simulation.traces import Trace, Turn, trace_of
 
 
 def played(trajectory: Trajectory, kind: str = "default") -> Trace:
-    """What a trajectory of the environment ``kind`` did. The time that neither an engine nor a tool worked on it is spread evenly over its
-    hand-overs: before its first segment, around each tool call, and after its last segment."""
+    """What a trajectory of the environment ``kind`` did. The time that neither an engine nor a tool worked on it is
+    spread evenly over its hand-overs: before its first segment, around each tool call, and after its last segment."""
     trace = trace_of(trajectory, kind)
     calls = sum(turn.state is not None for turn in trace.turns)
     lifetime = trajectory.ended - trajectory.started
@@ -32,7 +32,8 @@ def trace_row(trace: Trace) -> list[Any]:
 
 
 def trace_of_row(row: Sequence[Any], kind: str = "default") -> Trace:
-    """Inverse of `trace_row`; a task that names no domain is of that called ``kind``. Raises `ValueError` or `TypeError` for anything else."""
+    """Inverse of `trace_row`; a task that names no domain is of that called ``kind``.
+    Raises `ValueError` or `TypeError` for anything else."""
     name, prompt, domain, lead, trail, turns = row
     chain = tuple(
         Turn(generated, None if state is None else ToolState(*state), payload, seconds)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from libra.resources.config_errors import did_you_mean
+from libra.scheduler_plugin.planner.planner import PlannerConfig
 from libra.tasks.engines.vllm_options import vllm_problems
 from libra.tasks.registry import STAGING, Seam, kinds
 
@@ -23,6 +24,7 @@ def cross_check(config: RunConfig) -> list[str]:
     """Every disagreement between two keys, one line each; empty if the config is consistent."""
     checks: tuple[Callable[[RunConfig], Iterator[str]], ...] = (
         _kinds, _arena, _vllm, _sizes, _tools, _buckets, _schedule, _staleness, _buffer,
+        _planner,
     )  # fmt: skip
     return [problem for check in checks for problem in check(config)]
 
@@ -49,6 +51,19 @@ def _kinds(config: RunConfig) -> Iterator[str]:
             f"engine.kind = {config.engine.kind!r} but trainer.kind = 'scripted', which publishes no model to load: "
             "use trainer.kind = 'torch', or an engine of kind 'scripted' or 'random'"
         )
+
+
+def _planner(config: RunConfig) -> Iterator[str]:
+    """What a run says of itself it does not say again, differently, of its planner."""
+    plain, given = PlannerConfig(), config.planner.planner
+    facts = (
+        ("trainer", plain.trainer, given.trainer, config.trainer.kind, "trainer.kind"),
+        ("slots", plain.slots, given.slots, config.engine.slots, "engine.slots"),
+        ("overlap", plain.overlap, given.overlap, config.staleness.alpha + 1, "staleness.alpha + 1"),
+    )
+    for key, default, value, own, where in facts:
+        if value not in (default, own):
+            yield f"planner.planner.{key} = {value!r} but {where} = {own!r}, which the run plans with: leave it out"
 
 
 def _arena(config: RunConfig) -> Iterator[str]:

@@ -21,6 +21,7 @@ import psutil
 from libra.pipeline.checks import Check
 from libra.pipeline.config import RunConfig
 from libra.pipeline.run.prepare import check_inline, check_model, check_tokenizer, make_tokenizer_file
+from libra.pipeline.run.spec import planner_of
 from libra.pipeline.run_folders import finished, has_begun, progress
 from libra.pipeline.store.lock import RunLock
 from libra.pipeline.store.run_folder import IDENTITY_FILE
@@ -118,7 +119,7 @@ def _planner(config: RunConfig) -> Iterator[Check]:
     able = config.cluster.scheduler is not None  # a local worker has one role; of others the scheduler will tell
     workers = [WorkerDevice(f"{duty.role}-{i}", "here", able, duty) for i, duty in enumerate(duties)]
     try:
-        planner = Online(config.planner, workers).planner
+        planner = Online(planner_of(config), workers).planner
     except ConfigError as error:
         yield Check("planner", "missing", str(error))
         return

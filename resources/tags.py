@@ -39,6 +39,12 @@ def capability(role: Role) -> str:
     return f"capable:{role}"
 
 
+def hardware_of(resources: Mapping[str, float]) -> str | None:
+    """The kind of hardware that a worker says it has, by a resource ``hardware:<kind>``; else None."""
+    labels = (name.removeprefix("hardware:") for name in resources if name.startswith("hardware:"))
+    return next(labels, None)
+
+
 def node_of(resources: Mapping[str, float], host: str) -> str:
     """The node that a worker says it is on, by a resource ``node:<label>``; else its host."""
     labels = (name.removeprefix("node:") for name in resources if name.startswith("node:"))

@@ -32,8 +32,9 @@ SET_ROLE = "libra_set_role"
 SET_WEIGHTS = "libra_set_weights"
 """``version``, ``path``, ``digest`` → ``{}``: rollout workers load it; announced by `EVENT` ``weights``."""
 REPORT_STEP = "libra_report_step"
-"""``step``, ``seconds`` since the last one, ``records`` (the step's batch as plain `RequestRecord`s) → ``{}``: what
-replanning goes by; announced by `EVENT` ``replan``. Ignored in a run that does not replan."""
+"""``step``, ``seconds`` since the last one, ``train_seconds`` of its update, ``records`` (the step's batch as plain
+`RequestRecord`s) → ``{}``: what replanning goes by; announced by `EVENT` ``replan``. Ignored in a run that does not
+replan."""
 AWAIT_BATCH = "libra_await_batch"
 """worker → plugin: ``run``, ``version`` → the batch's record once the driver has posted it (`POST_BATCH`)."""
 POST_BATCH = "libra_post_batch"

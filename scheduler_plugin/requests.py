@@ -17,7 +17,7 @@ import distributed
 
 from libra.resources import wire
 from libra.resources.errors import LibraError
-from libra.resources.tags import ROLES
+from libra.resources.tags import ROLES, hardware_of
 from libra.resources.types import RequestRecord
 from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.assignment import assign
@@ -84,7 +84,9 @@ class Requests:
         try:
             assignment = assign(plugin.pool.candidates(), claim.spec.roles, claim.spec.buckets)
             nodes = {str(ws.name): ws.host for ws in plugin.scheduler.workers.values()}
-            online = online_of(claim.spec, plugin.pool.candidates(), nodes, assignment.duties)
+            labels = {str(ws.name): hardware_of(ws.resources) for ws in plugin.scheduler.workers.values()}
+            kinds = {name: kind for name, kind in labels.items() if kind is not None}
+            online = online_of(claim.spec, plugin.pool.candidates(), nodes, assignment.duties, kinds)
         except LibraError as error:
             return {"error": str(error)}
         claim.keeper = Keeper(claim.table.policy, claim.spec, plugin.alarms)
@@ -176,13 +178,16 @@ class Requests:
         claim.post(version, record)
         return {}
 
-    async def report_step(self, token: str, step: int, seconds: float, records: list[dict[str, Any]]) -> Reply:
+    async def report_step(
+        self, token: str, step: int, seconds: float, records: list[dict[str, Any]], train_seconds: float | None = None
+    ) -> Reply:
         """A step has ended."""
         claim = self._plugin.holds(token)
         if claim is None:
             return _REFUSED
         if claim.replanning is not None:
-            claim.replanning.report(step, seconds, [RequestRecord.from_plain(row) for row in records])
+            found = [RequestRecord.from_plain(row) for row in records]
+            claim.replanning.report(step, seconds, found, train_seconds)
         return {}
 
     async def await_batch(self, run: str, version: int) -> Reply:

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from libra.resources.errors import ConfigError
+from libra.resources.launches import Launches
 from libra.tasks.engines.base import Engine
 from libra.tasks.envs.base import Environment
 from libra.tasks.trainers.base import Trainer
@@ -34,6 +35,8 @@ SHIPPED: dict[Seam, dict[str, str]] = {
     },
 }
 """The kinds that ship, and where each lives."""
+LAUNCHES: dict[str, Launches] = {"torch": Launches(), "scripted": Launches()}
+"""What the shipped kinds of trainers can launch (`Trainer.launches`, known without importing them): one rank."""
 STAGING = ("vllm",)
 """The shipped kinds of engines that can stage KV."""
 
@@ -51,6 +54,11 @@ def engine_class(kind: str) -> type[Engine]:
 def trainer_class(kind: str) -> type[Trainer]:
     """The trainer called ``kind``. `ConfigError` if there is none."""
     return _class("trainer", kind, Trainer)
+
+
+def launches_of(kind: str) -> Launches:
+    """What the trainer called ``kind`` can launch. `ConfigError` if there is none."""
+    return LAUNCHES[kind] if kind in LAUNCHES else trainer_class(kind).launches
 
 
 def environment_class(kind: str) -> type[Environment]:

@@ -12,6 +12,7 @@ from rich.tree import Tree
 from libra.pipeline.commands.plan_close import Close, Explained
 from libra.resources.types import Plan, RequestRecord
 from libra.scheduler_plugin.planner import Planner
+from libra.scheduler_plugin.planner.pricing import dealt
 from libra.scheduler_plugin.planner.tree import LEVELS
 
 _BAR = 60
@@ -33,16 +34,24 @@ def show(
         if part.layout.instances:
             console.print(_lengths(part.kind, plan, records))
     console.print(_why(plan))
-    if simulated:
+    if "why" in simulated:
+        console.print(f"no plan simulated: {simulated['why']}")
+    elif simulated:
         console.print(
-            f"{simulated['plans']} plans simulated: this one {simulated['seconds']:.1f} s a step, the closed form's "
-            f"choice {simulated['seconds_of_predicted_best']:.1f} s"
+            f"{simulated['plans']} of the best {simulated['offered']} plans simulated: this one "
+            f"{simulated['seconds']:.1f} s a step, the closed form's choice "
+            f"{simulated['seconds_of_predicted_best']:.1f} s"
         )
     for other in plan.alternatives:
         console.print(f"  close: {other.what}, {other.seconds:.1f} s ({other.reason})")
     for runner_up in close:
         console.print(f"  close: {runner_up}")
     console.print(f"costs: {plan.provenance}")
+    if planner.config.launches is None:
+        console.print(
+            f"strategies: those of the {planner.config.trainer} trainer, to plan with; no trainer of this package "
+            "launches them yet (--config or --trainer plan for one that does)"
+        )
     for remark in planner.model.remarks:
         console.print(f"note on {planner.model.name}: {remark}")
     for tree in trees:
@@ -92,10 +101,11 @@ def _lengths(kind: str, plan: Plan, records: Sequence[RequestRecord]) -> str:
     """Which lengths go where: a bar over the sorted requests, a character for a share of them."""
     part = next(p for p in plan.rollout if p.kind == kind)
     lines = [f"lengths on {kind} (a bar is the share of requests)"]
+    served = dealt(plan.rollout, records)[plan.rollout.index(part)]
     lower = 0
     for bucket in part.layout.buckets:
         upper = bucket.max_context
-        share = sum(lower < r.context and (upper is None or r.context <= upper) for r in records) / len(records)
+        share = sum(lower < r.context and (upper is None or r.context <= upper) for r in served) / len(records)
         name = "mixed TP" if bucket.tp is None else f"TP {bucket.tp}"
         bound = "" if upper is None else f" to {upper:,}"
         bar = "█" * max(1, round(share * _BAR))

@@ -52,6 +52,8 @@ SPLITTING = ("vllm",)
 """Kinds of engine that split a model among devices, in processes of their own."""
 _LEAST_SHARE = 0.05
 """Of what prefills took: what is left to price them by when the steps' own cost is taken off."""
+_DECODE_TERMS, _PREFILL_TERMS, _TRAIN_TERMS = 3, 3, 4
+"""Coefficients of the fits: a grid has at least as many points."""
 _PACKAGES = ("dask-libra", "torch", "transformers", "vllm")
 
 
@@ -97,6 +99,15 @@ class Grid(Config):
         for name, value, most, key in limits:
             if value > most:
                 raise ConfigError(f"the grid's {name} reaches {value}, the engine holds {most} ({key}); lower it")
+        fits = (
+            ("batch × context", len(self.batch) * len(self.context), _DECODE_TERMS),
+            ("prefill × reused", len(self.prefill) * len(self.reused), _PREFILL_TERMS),
+            ("length × rows × micro_batch_tokens",
+             len(self.length) * len(self.rows) * len(self.micro_batch_tokens), _TRAIN_TERMS),
+        )  # fmt: skip
+        for name, points, least in fits:
+            if points < least:
+                raise ConfigError(f"the grid's {name} is {points} point(s), the fit needs {least}; measure more")
         if config.engine.kind not in SPLITTING and any(tp != 1 for tp in self.tp):
             raise ConfigError(
                 f"the grid asks for TP {', '.join(map(str, self.tp))}; engine.kind {config.engine.kind!r} runs at TP 1"

@@ -15,6 +15,7 @@ from typing import Any
 from libra.pipeline.ledger.events import Closed, Ended, Event, Segmented, to_record
 from libra.pipeline.ledger.ledger import Batch, Ledger
 from libra.pipeline.run.waits import Changes, Emit
+from libra.pipeline.simulate.played import played, trace_row
 from libra.pipeline.store.journal import Journal
 from libra.pipeline.view.events import GroupFinished, StepTrained, TrajectoryEnded
 from libra.resources.batches import BatchReader
@@ -102,4 +103,7 @@ class Books:
         if group.complete:
             skipped, discarded = ledger.counts["skipped"] - before[0], ledger.counts["discarded"] - before[1]
             outcome: Any = "skipped" if skipped else "unusable" if discarded else "usable"
-            self._emit(GroupFinished(now, group.ordinal, len(group.ended), len(group.usable), outcome))
+            # Nobody stores a group that is not usable, and a replay needs it.
+            unstored = group.ended if outcome != "usable" else {}
+            rows = tuple(trace_row(played(trajectory)) for _, trajectory in sorted(unstored.items()))
+            self._emit(GroupFinished(now, group.ordinal, len(group.ended), len(group.usable), outcome, rows))

@@ -72,7 +72,7 @@ class Parts:
     weights_dir: Path
     set_weights: Callable[[WeightVersion], Awaitable[None]]
     post_batch: Callable[[int, dict[str, Any]], Awaitable[None]]
-    report_step: Callable[[int, float, Path], Awaitable[None]]
+    report_step: Callable[[int, float, float, Path], Awaitable[None]]
     save_checkpoint: Callable[[], Awaitable[None]]
     look: Callable[[], Awaitable[Look]]
     emit: Emit
@@ -127,16 +127,16 @@ class RunLoop:
             self._p.emit(await asyncio.to_thread(step_trained, version, path, measures))
             await self._p.post_batch(version, {"version": version, "path": str(path), "measures": measures})
             await self._publish()
-            await self._report(path)
+            await self._report(path, float(measures["seconds"]))
             if self._ledger.version % self._c.store.checkpoint_every == 0 or self._ledger.version == self._c.steps:
                 with waiting(self._p.emit, "train", "checkpoint", "its own checkpoint", "the disk", None):
                     await self._p.save_checkpoint()
 
-    async def _report(self, path: Path) -> None:
+    async def _report(self, path: Path, train_seconds: float) -> None:
         """Tell the plugin what the step took. Not the first of this process: it began with a start or a resume."""
         last, self._stepped = self._stepped, time.monotonic()
         if last is not None:
-            await self._p.report_step(self._ledger.version, self._stepped - last, path)
+            await self._p.report_step(self._ledger.version, self._stepped - last, train_seconds, path)
 
     async def _first_evaluation(self) -> None:
         """Version 0 is evaluated before it is trained away, so that a run that is killed meanwhile can still do it."""

@@ -147,10 +147,11 @@ async def run_session(
         async def post_batch(version: int, record: dict[str, Any]) -> None:
             await scheduler.call(wire.POST_BATCH, version=version, record=record)
 
-        async def report_step(step: int, seconds: float, batch: Path) -> None:
+        async def report_step(step: int, seconds: float, train_seconds: float, batch: Path) -> None:
             if config.planner.enabled:
                 rows = await asyncio.to_thread(step_records, batch, config.environment.kind)
-                await scheduler.call(wire.REPORT_STEP, step=step, seconds=seconds, records=rows)
+                fields = {"step": step, "seconds": seconds, "train_seconds": train_seconds, "records": rows}
+                await scheduler.call(wire.REPORT_STEP, **fields)
 
         async def look() -> Look:
             status = await scheduler.call(wire.STATUS)

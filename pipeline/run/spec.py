@@ -7,6 +7,19 @@ from pathlib import Path
 
 from libra.pipeline.config import RunConfig
 from libra.resources.types.run import RunSpec
+from libra.scheduler_plugin.planner.online import OnlineConfig
+from libra.tasks.registry import launches_of
+
+
+def planner_of(config: RunConfig) -> OnlineConfig:
+    """The run's planning, with what the run itself says: its trainer and what that can launch, the slots of its
+    engines, and how many batches are in flight."""
+    facts = {
+        "trainer": config.trainer.kind, "launches": launches_of(config.trainer.kind), "slots": config.engine.slots,
+        "overlap": config.staleness.alpha + 1,
+    }  # fmt: skip
+    settings = config.planner.planner.model_copy(update=facts)
+    return config.planner.model_copy(update={"planner": settings})
 
 
 def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
@@ -31,7 +44,7 @@ def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:
             "backoff_most": config.retries.backoff_most,
             "drain": config.deadlines.drain,
         },
-        planner=config.planner.model_dump(mode="json") if config.planner.enabled else {},
+        planner=planner_of(config).model_dump(mode="json") if config.planner.enabled else {},
         tokenizer=str(tokenizer.absolute()),
         buckets=[[b.tp, b.max_context, b.instances] for b in config.buckets],
         roles={str(role): count for role, count in config.workers.items()},

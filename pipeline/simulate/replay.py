@@ -3,8 +3,9 @@
 Taken from the record: what trajectories did (tokens, tool returns and their seconds), which groups taught nothing, how
 long a trajectory was handed over between tasks, and what a step spent on storing, publishing and handing over.
 Predicted: what engines and the trainer take, queueing, and when batches are full. Groups that taught nothing are not
-stored; each is replayed as the stored group admitted nearest to it. The first step (it waits for the first evaluation
-and warms up) is simulated but not compared.
+stored, and are not like others (where every member does as well, tasks are easy and short): what they did is in the
+metrics. A group of which nothing is known (it was open at the end) is replayed as the known one admitted nearest to it.
+The first step (it waits for the first evaluation and warms up) is simulated but not compared.
 
 Invariants: reads files only; a step is compared only if it was trained in the run's own time (not replayed).
 """
@@ -18,6 +19,7 @@ from statistics import fmean, median
 from typing import Any
 
 from libra.pipeline.config import RunConfig, parse
+from libra.pipeline.simulate.played import played, trace_of_row
 from libra.pipeline.simulate.recorded_plan import devices_of, recorded_plan, with_degrees
 from libra.pipeline.store.run_folder import RunFolder
 from libra.pipeline.view.files import read_metrics
@@ -29,18 +31,20 @@ from libra.resources.cost_model.training import TrainingFactors
 from libra.resources.errors import StoreError
 from libra.resources.inventory import uniform
 from libra.resources.specs import ModelSpec, load_hardware, load_model, model_from_hf
-from libra.resources.types import Trajectory
 from libra.scheduler_plugin.planner import Planner, PlannerConfig
 from libra.scheduler_plugin.planner.planner import Profiles
+from libra.scheduler_plugin.planner.scaling import scaled
 from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.simulation import LoopConfig, Moves, RunLoop, StepReport, Trace
-from libra.scheduler_plugin.simulation.traces import trace_of
 from libra.tasks.engines.scripted import PaceOptions
+from libra.tasks.registry import launches_of
 from libra.tasks.trainers.scripted import ScriptedTrainerOptions
 
 _PACED = ("scripted", "random")
-_CORRECTIONS = 3
-"""Rounds: slower engines also queue longer, so that one ratio is not enough."""
+_CORRECTIONS, _CLOSE = 8, 0.02
+"""Rounds at most, and how near the ratios must come: slower engines also queue longer, so that one is not enough."""
+_MOST = 16.0
+"""Largest correction."""
 _STEP_CAUSES = ("publish", "checkpoint", "other")
 """Waits of the trainer that no cost model describes."""
 
@@ -48,15 +52,15 @@ _STEP_CAUSES = ("publish", "checkpoint", "other")
 @dataclass(frozen=True, slots=True)
 class Recording:
     """What a run folder tells. ``engine_seconds``: that the trajectories of a step's batch were on engines, by step.
-    ``groups``: traces by the group's number; ``missing``: numbers of groups that were
-    returned. ``steps``: the metrics of the steps compared, by step; ``last``: the last of them. ``aside``: seconds of a
-    step that went into storing, publishing and handing over; ``install``: seconds until engines had a version.
-    ``model``: None for a run without one."""
+    ``groups``: traces by the group's number; ``returned``: numbers of groups that were returned. ``steps``: the metrics
+    of the steps compared, by step; ``last``: the last of them. ``aside``: seconds of a step that went into storing,
+    publishing and handing over; ``install``: seconds until engines had a version. ``model``: None for a run without
+    one."""
 
     folder: Path
     config: RunConfig
     groups: Mapping[int, Sequence[Trace]]
-    missing: frozenset[int]
+    returned: frozenset[int]
     engine_seconds: Mapping[int, float]
     steps: Mapping[int, Mapping[str, Any]]
     last: int
@@ -108,18 +112,21 @@ def read_recording(path: Path) -> Recording:
         step = int(reader.attributes["version"]) + 1
         for trajectory in reader.trajectories():
             engines[step] = engines.get(step, 0.0) + trajectory.generate_seconds
-            groups.setdefault(trajectory.id.group, []).append(_trace(trajectory, config.environment.kind))
-    records = {record["step"]: record for record in read_metrics(path).steps if not record["replayed"]}
+            groups.setdefault(trajectory.id.group, []).append(played(trajectory, config.environment.kind))
+    stored, metrics = frozenset(groups), read_metrics(path)
+    for record in metrics.groups:
+        groups.setdefault(record["group"], [trace_of_row(row, config.environment.kind) for row in record["played"]])
+    records = {record["step"]: record for record in metrics.steps if not record["replayed"]}
     steps = {step: record for step, record in records.items() if step > 1}
-    if not steps or not groups:
+    if not steps or not stored:
         raise StoreError(
-            f"{path} has {len(records)} trained step(s) and {len(groups)} stored group(s); a replay compares the steps "
+            f"{path} has {len(records)} trained step(s) and {len(stored)} stored group(s); a replay compares the steps "
             "after the first: let the run train two at least"
         )
     aside = median(_aside(record) for record in steps.values())
     install = median(record["publish_seconds"] or 0.0 for record in steps.values())
     return Recording(
-        path, config, groups, frozenset(set(range(max(groups))) - set(groups)), engines, steps, max(steps), aside,
+        path, config, groups, frozenset(range(max(stored))) - stored, engines, steps, max(steps), aside,
         install, _model(folder),
     )  # fmt: skip
 
@@ -144,9 +151,13 @@ def replay(recording: Recording, profile: Profile | None = None, correct: bool =
         half, compared = compared[: len(compared) // 2], compared[len(compared) // 2 :]
         engine = trainer = 1.0
         for _ in range(_CORRECTIONS):
-            engine *= _ratio(recording.engine_seconds, {s: reports[s].engine_seconds for s in half})
+            slower = _ratio(recording.engine_seconds, {s: reports[s].engine_seconds for s in half})
             trained = {step: max(1e-9, reports[step].train_seconds - recording.aside) for step in half}
-            trainer *= _ratio({s: float(recording.steps[s]["train_seconds"]) for s in half}, trained)
+            busier = _ratio({s: float(recording.steps[s]["train_seconds"]) for s in half}, trained)
+            # Half of what is missing of the engines' at a time (in logarithms): queueing amplifies their factor.
+            engine, trainer = _bounded(engine * slower**0.5), _bounded(trainer * busier)
+            if max(abs(slower - 1), abs(busier - 1)) < _CLOSE:
+                break
             reports = _simulate(recording, _planner(recording, profile, engine, trainer))
         provenance += f", corrected by {len(half)} steps: engines × {engine:.2f}, trainer × {trainer:.2f}"
     rows = tuple((step, reports[step].seconds, float(recording.steps[step]["seconds"])) for step in compared)
@@ -154,9 +165,13 @@ def replay(recording: Recording, profile: Profile | None = None, correct: bool =
 
 
 def _ratio(real: Mapping[int, float], simulated: Mapping[int, float]) -> float:
-    """By how much the one is above the other over the steps of ``simulated``, within a factor of four."""
-    below = sum(simulated.values())
-    return min(4.0, max(0.25, sum(real[step] for step in simulated) / below)) if below > 0 else 1.0
+    """By how much the one is above the other in the median step: a step that something else slowed down counts once."""
+    ratios = [real[step] / seconds for step, seconds in simulated.items() if seconds > 0 and real[step] > 0]
+    return median(ratios) if ratios else 1.0
+
+
+def _bounded(factor: float) -> float:
+    return min(_MOST, max(1 / _MOST, factor))
 
 
 def _simulate(recording: Recording, planner: Planner) -> dict[int, StepReport]:
@@ -166,13 +181,13 @@ def _simulate(recording: Recording, planner: Planner) -> dict[int, StepReport]:
     mean = fmean(trace.final for group in batches for trace in group)
     micro = max(1, min(int(config.trainer.micro_batch_tokens // mean), config.batch_groups * config.group_size))
     plan = recorded_plan(config, planner.inventory, micro)
-    missing = {_stand_in(recording, number)[0].group for number in recording.missing}
+    returned = {_group(recording, number)[0].group for number in recording.returned}
     loop = RunLoop(
         LoopConfig(recording.last, config.batch_groups, config.group_size, config.staleness.alpha,
             config.algorithm.min_usable, config.groups.partial == "require_full", install_seconds=recording.install,
             seed=config.seed),
         planner, plan, lambda number: _group(recording, number), load_policy(config.policy.options()),
-        Moves(0.0, 1.0, 1.0, shared=False), returned=missing.__contains__,
+        Moves(0.0, 1.0, 1.0, shared=False), returned=returned.__contains__,
     )  # fmt: skip
     return {report.step: report for report in loop.run().steps}
 
@@ -185,25 +200,16 @@ def _planner(recording: Recording, profile: Profile | None, engine: float, train
     profiles = Profiles.of(profile) if profile else Profiles()
     if profile is None and config.engine.kind in _PACED:
         profiles = Profiles({hardware.name: _paced(config)}, {hardware.name: _scripted(config)})
-    settings = PlannerConfig(trainer="torch", slots=config.engine.slots, overlap=config.staleness.alpha + 1)
+    settings = PlannerConfig(
+        trainer="torch", launches=launches_of("torch"), slots=config.engine.slots, overlap=config.staleness.alpha + 1
+    )
     planner = Planner(model, uniform(hardware, devices_of(config)), settings, profiles)
     costs = with_degrees(planner.rollout_costs(hardware), (bucket.tp for bucket in config.buckets))
-    factors = profiles.training.get(hardware.name, TrainingFactors())
-    slower = replace(
-        factors, linear=factors.linear * trainer, quadratic=factors.quadratic * trainer,
-        constant=factors.constant * trainer, fixed_seconds=factors.fixed_seconds * trainer + recording.aside,
-    )  # fmt: skip
-    steps = tuple(_slower(step, engine) for step in costs.steps)
-    scaled = Profiles({hardware.name: replace(costs, steps=steps)}, {hardware.name: slower}, profiles.provenance)
-    return replace(planner, profiles=scaled)
-
-
-def _slower(step: StepCost, factor: float) -> StepCost:
-    return replace(
-        step, step=step.step * factor, sequence=step.sequence * factor, token=step.token * factor,
-        admission=step.admission * factor, prefill_token=step.prefill_token * factor,
-        prefill_pair=step.prefill_pair * factor,
-    )  # fmt: skip
+    rollout = {hardware.name: costs}
+    slower = scaled(replace(planner, profiles=replace(profiles, rollout=rollout)), engine, trainer)
+    factors = slower.profiles.training[hardware.name]
+    training = {hardware.name: replace(factors, fixed_seconds=factors.fixed_seconds + recording.aside)}
+    return replace(slower, profiles=replace(slower.profiles, training=training))
 
 
 def _paced(config: RunConfig) -> RolloutCosts:
@@ -230,17 +236,6 @@ def _model(folder: RunFolder) -> ModelSpec | None:
     return model_from_hf(configs[-1]).model_copy(update={"name": folder.path.name, "bytes_per_parameter": 4})
 
 
-def _trace(trajectory: Trajectory, kind: str) -> Trace:
-    """What a trajectory did. The time that neither an engine nor a tool worked on it is spread evenly over its
-    hand-overs: before its first segment, around each tool call, and after its last segment."""
-    trace = trace_of(trajectory, kind)
-    calls = sum(turn.state is not None for turn in trace.turns)
-    lifetime = trajectory.ended - trajectory.started
-    over = max(0.0, lifetime - trajectory.generate_seconds - trajectory.tool_seconds) / (calls + 2)
-    turns = [turn if turn.state is None else replace(turn, seconds=turn.seconds + over) for turn in trace.turns]
-    return replace(trace, turns=tuple(turns), lead=over, trail=over)
-
-
 def _group(recording: Recording, number: int) -> list[Trace]:
     """The traces of the n-th group admitted; beyond the record it begins again, under other names."""
     count = max(recording.groups) + 1
@@ -252,7 +247,7 @@ def _group(recording: Recording, number: int) -> list[Trace]:
 
 
 def _stand_in(recording: Recording, number: int) -> list[Trace]:
-    """For a group that was not stored: the stored one admitted nearest to it, under a name of its own."""
+    """For a group of which nothing is known: the known one admitted nearest to it, under a name of its own."""
     nearest = min(recording.groups, key=lambda other: (abs(other - number), other))
     return [
         replace(trace, name=f"p{number}e999m{member}") for member, trace in enumerate(recording.groups[nearest])

@@ -167,13 +167,15 @@ class TrajectoryEnded:
 @dataclass(frozen=True, slots=True)
 class GroupFinished:
     """A group of the training stream is complete. ``skipped``: every reward equal, nothing to learn; ``unusable``: too
-    few rewards; ``expired``: due in a batch and dropped at its deadline."""
+    few rewards; ``expired``: due in a batch and dropped at its deadline. ``played``: what the members of a group
+    that is not stored did (rows of `libra.pipeline.simulate.played`)."""
 
     time: float
     group: int
     members: int
     usable: int
     outcome: Literal["usable", "skipped", "unusable", "expired"]
+    played: tuple[list[Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

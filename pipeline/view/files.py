@@ -1,7 +1,8 @@
 """``metrics.jsonl`` and ``summary.json`` of a run folder.
 
 ``metrics.jsonl`` is append-only, one JSON object a line, flushed at once: ``"kind": "step"`` for each optimizer step
-and ``"kind": "eval"`` for each held-out evaluation, each with the run's ``totals`` so far. Invariants: a line that a
+and ``"kind": "eval"`` for each held-out evaluation, each with the run's ``totals`` so far, and ``"kind": "group"`` for
+each group that is not stored, with what its members did. Invariants: a line that a
 kill cut short spoils no other line; a step trained again after a resume has a second line, and the last one counts;
 numbers that are not finite are null.
 """
@@ -41,11 +42,13 @@ class MetricsFile:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """What a metrics file holds: step records by step, evaluations in order, and lines that could not be read."""
+    """What a metrics file holds: step records by step, evaluations in order, lines that could not be read, and records
+    of groups that are not stored."""
 
     steps: tuple[dict[str, Any], ...]
     evaluations: tuple[dict[str, Any], ...]
     damaged: int
+    groups: tuple[dict[str, Any], ...] = ()
 
 
 def read_metrics(run_dir: Path) -> Metrics:
@@ -53,18 +56,22 @@ def read_metrics(run_dir: Path) -> Metrics:
     path = run_dir / METRICS
     steps: dict[int, dict[str, Any]] = {}
     evaluations: dict[tuple[int, str], dict[str, Any]] = {}
+    groups: dict[int, dict[str, Any]] = {}
     damaged = 0
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
             if record["kind"] == "step":
                 steps[record["step"]] = record
+            elif record["kind"] == "group":
+                groups[record["group"]] = record
             else:
                 evaluations[record["version"], record["when"]] = record
         except (ValueError, KeyError, TypeError):
             damaged += bool(line.strip())
     ordered = tuple(steps[step] for step in sorted(steps))
-    return Metrics(ordered, tuple(sorted(evaluations.values(), key=lambda point: point["version"])), damaged)
+    evaluated = tuple(sorted(evaluations.values(), key=lambda point: point["version"]))
+    return Metrics(ordered, evaluated, damaged, tuple(groups.values()))
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:

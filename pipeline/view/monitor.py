@@ -91,7 +91,8 @@ class RunMonitor:
         self._last_idle = self.idle.seconds()
 
     def apply(self, event: happened.Event) -> dict[str, Any] | None:
-        """Take one event in; returns the record for the metrics file if the event makes one (a step, an evaluation)."""
+        """Take one event in; returns the record for the metrics file if the event makes one (a step, an evaluation, a
+        group that is not stored)."""
         self.advance(event.time)
         match event:
             case happened.RunStarted():
@@ -123,6 +124,8 @@ class RunMonitor:
                 self._trajectory(event)
             case happened.GroupFinished():
                 self.groups[event.outcome] += 1
+                if event.played:
+                    return {"kind": "group", "group": event.group, "outcome": event.outcome, "played": event.played}
             case happened.StepTrained():
                 return self._step(event)
             case happened.Published():

@@ -19,7 +19,7 @@ of continuous batching; the two-term form without Q and rework is known to be lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 import numpy as np
@@ -56,6 +56,14 @@ class StepCost:
         """``steps`` decode steps that begin with ``resident`` tokens: k(a + bB + cS) + cBk²/2."""
         at = self.step + self.sequence * sequences + self.token * resident
         return steps * at + self.token * sequences * steps * steps / 2
+
+    def scaled(self, factor: float) -> StepCost:
+        """The same instance, every time of it multiplied by ``factor``."""
+        return replace(
+            self, step=self.step * factor, sequence=self.sequence * factor, token=self.token * factor,
+            admission=self.admission * factor, prefill_token=self.prefill_token * factor,
+            prefill_pair=self.prefill_pair * factor,
+        )  # fmt: skip
 
     def prefill_seconds(self, tokens: float, context: float = 0.0) -> float:
         """One admission that prefills ``tokens`` after ``context`` tokens of reused KV: O(n) + O(n²)."""

@@ -9,7 +9,7 @@ counts. Invariants: all terms are at or above zero; the time is at or above tota
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -52,6 +52,13 @@ class TrainingFactors:
     fixed_seconds: float = 0.0
     exposed: float = 0.5
     logprob_pass: bool = True
+
+    def scaled(self, factor: float) -> TrainingFactors:
+        """The same trainer, its compute and fixed time multiplied by ``factor``; exchanges and publishing as before."""
+        return replace(
+            self, linear=self.linear * factor, quadratic=self.quadratic * factor, constant=self.constant * factor,
+            fixed_seconds=self.fixed_seconds * factor,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

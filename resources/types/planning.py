@@ -110,13 +110,15 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class KindLayout:
     """The rollout side on one kind of hardware: the request classes that it serves, how its instances are laid out, and
-    devices of instances that only prefill (``prefill_tp`` each) for another kind's."""
+    devices of instances that only prefill (``prefill_tp`` each) for another kind's. ``serves``: the classes as (domain,
+    largest context), None for all contexts above the domain's other classes; empty: whatever comes."""
 
     kind: str
     classes: tuple[str, ...]
     layout: RolloutLayout
     prefill_tp: int = 0
     prefill_instances: int = 0
+    serves: tuple[tuple[str, int | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

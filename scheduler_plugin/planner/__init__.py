@@ -5,6 +5,6 @@ never above that of the best homogeneous layout under the same costs; the same i
 """
 
 from libra.scheduler_plugin.planner.planner import Planner, PlannerConfig
-from libra.scheduler_plugin.planner.tree import Limits, Node, TrainTree, limits_of
+from libra.scheduler_plugin.planner.tree import PLANNED, Limits, Node, TrainTree, limits_of
 
-__all__ = ["Limits", "Node", "Planner", "PlannerConfig", "TrainTree", "limits_of"]
+__all__ = ["PLANNED", "Limits", "Node", "Planner", "PlannerConfig", "TrainTree", "limits_of"]

@@ -1,14 +1,15 @@
 """Plans over several kinds of hardware: one kind trains (and may roll out too), each kind rolls out some classes.
 
-For a choice of training kind and classes a makespan T is feasible when, on every kind, the fewest devices that do its
-work within T are at most those there are. The least T of each choice is found by bisection; choices that cannot beat
-the best one so far cost a single probe. Optionally prefill runs on the compute-rich kind and decode on another, the KV
-going over the network in between.
+For a choice of training kind and classes a makespan T is feasible when training has few enough devices to leave every
+kind those that roll out its classes within T: by the exact partition, by mixing its degrees, or homogeneously. The
+least T of each choice is found by bisection, on few devices by looking at every split (mixing need not fall with every
+device); choices that cannot beat the best one so far cost a single probe. Optionally prefill runs on the compute-rich
+kind and decode on another, the KV going over the network in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -22,6 +23,9 @@ from libra.scheduler_plugin.planner.joint import INFINITY, TOLERANCE
 from libra.scheduler_plugin.planner.layouts import RolloutSide
 from libra.scheduler_plugin.planner.tree import TrainTree
 
+_EXHAUSTIVE = 16
+"""Devices up to which every split of a choice is looked at."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPool:
@@ -31,6 +35,14 @@ class PrefillPool:
     priced, which flatters a split when the pool is nearly full."""
 
     work: tuple[tuple[int, float, float], ...]
+
+    def options(self, gpus: int) -> list[tuple[int, int, float]]:
+        """(TP degree, instances, seconds) of every pool of at most ``gpus`` devices."""
+        return [
+            (tp, count, max(total / count, longest))
+            for tp, total, longest in self.work
+            for count in range(1, gpus // tp + 1)
+        ]
 
     def fewest(self, limit: float) -> tuple[int, int] | None:
         """(TP degree, instances) with the fewest devices that prefill within ``limit`` seconds."""
@@ -121,6 +133,12 @@ def least(
     choice: KindChoice, trees: Mapping[str, TrainTree], have: Mapping[str, int], below: float
 ) -> KindSplit | None:
     """The choice at its least makespan; None when nothing under ``below`` is feasible."""
+    if sum(have.values()) <= _EXHAUSTIVE:
+        return min(
+            (split for split in _every(choice, trees, have) if split.seconds <= below),
+            key=lambda split: split.seconds,
+            default=None,
+        )
     best = _probe(choice, trees, have, below)
     if best is None:
         return None
@@ -152,12 +170,52 @@ def _probe(
             return None
         left[kind] -= prefill[0] * prefill[1]
     for kind, _, side in choice.rollout:
-        probe = side.solver.probe(limit, left[kind])
-        if probe.gpus > left[kind]:
+        within = _within(side, left[kind], limit)
+        if within is None:
             return None
-        seconds = max(seconds, probe.seconds)
+        seconds = max(seconds, within)
     rollout_gpus = {kind: left[kind] for kind, _, _ in choice.rollout}
     return KindSplit(choice, trained[0], trained[1], seconds, rollout_gpus, prefill)
+
+
+def _within(side: RolloutSide, gpus: int, limit: float) -> float | None:
+    """Seconds of a layout on ``gpus`` devices that ends within ``limit``; None if there is none."""
+    probe = side.solver.probe(limit, gpus)
+    if probe.gpus <= gpus:
+        return float(probe.seconds)
+    mixed = side.best_mixed(gpus)
+    return mixed[1] if mixed is not None and mixed[1] <= limit else None
+
+
+def _every(choice: KindChoice, trees: Mapping[str, TrainTree], have: Mapping[str, int]) -> Iterator[KindSplit]:
+    """The choice with every number of training devices, and every prefill pool beside it."""
+    for gpus in range(1, have[choice.train_kind] + 1):
+        trained = trees[choice.train_kind].best(gpus)
+        if trained is None:
+            continue
+        left = dict(have)
+        left[choice.train_kind] -= trained[0].gpus
+        if choice.prefill is None:
+            pools: list[tuple[int, int, float]] = [(0, 0, 0.0)]
+        else:
+            pools = choice.prefill[1].options(left[choice.prefill[0]])
+        for tp, count, prefilled in pools:
+            free = dict(left)
+            if choice.prefill is not None:
+                free[choice.prefill[0]] -= tp * count
+            rolled = [best_seconds(side, free[kind]) for kind, _, side in choice.rollout]
+            seconds = max(trained[1], prefilled, *rolled)
+            if seconds < INFINITY:
+                rollout_gpus = {kind: free[kind] for kind, _, _ in choice.rollout}
+                yield KindSplit(choice, trained[0], trained[1], seconds, rollout_gpus, (tp, count) if count else None)
+
+
+def best_seconds(side: RolloutSide, gpus: int) -> float:
+    """Of the best layout on ``gpus`` devices; infinite when none holds the requests."""
+    if gpus < 1:
+        return INFINITY
+    mixed = side.best_mixed(gpus)
+    return min(side.solve(gpus).seconds, INFINITY if mixed is None else mixed[1])
 
 
 def search_kinds(

@@ -26,6 +26,7 @@ class RolloutSide:
     costs: RolloutCosts
     _mixed: dict[Counts, float] = field(default_factory=dict, repr=False)
     _solved: dict[int, Solution] = field(default_factory=dict, repr=False)
+    _best_mixed: dict[int, tuple[Counts, float] | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def solver(self) -> PartitionSolver:
@@ -80,6 +81,15 @@ class RolloutSide:
         if counts not in self._mixed:
             self._mixed[counts] = self.solver.mix_seconds(counts)
         return self._mixed[counts]
+
+    def best_mixed(self, gpus: int) -> tuple[Counts, float] | None:
+        """The mixing that ends first of every homogeneous layout on ``gpus`` devices and of the exact partition's
+        degrees."""
+        if gpus not in self._best_mixed:
+            layout = self.partition(gpus)
+            own = [] if layout is None else [self.counts_of(layout)]
+            self._best_mixed[gpus] = self.best_counts([*self.homogeneous_counts(gpus), *own])
+        return self._best_mixed[gpus]
 
     def best_counts(self, candidates: Iterable[Counts]) -> tuple[Counts, float] | None:
         """The candidate whose mixing ends first."""

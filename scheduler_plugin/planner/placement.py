@@ -3,7 +3,8 @@
 A unit is a training rank group (TP·EP devices) or an instance (TP devices); its devices share an NVLink domain.
 Invariants: no device is given twice; a unit of the new plan that has an equal in the old one (role and size) stays on
 its devices whenever the packing allows it; among packings tried, the one with the fewest role changes wins, then the
-one with the fewest devices that start anew.
+one with the fewest devices that start anew. On up to eight devices that is the least of all packings there are; on
+more it is the best of a few.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from libra.resources.errors import ConfigError
 from libra.resources.inventory import Device
@@ -19,6 +21,10 @@ from libra.resources.types.planning import PlannedRole
 
 Unit = tuple[PlannedRole, int]
 """Role and size."""
+
+
+_EXACT = 8
+"""Devices up to which every packing is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +38,9 @@ class Changes:
 def place(units: Iterable[Unit], devices: Sequence[Device], old: Sequence[Placement] = ()) -> tuple[Placement, ...]:
     """Put every unit on devices of one domain. Raises `ConfigError` when they do not fit.
 
-    Three packings are tried: around the equal units of ``old``; around those of them that share a domain with other
-    kept units, the emptiest domains given up first; and afresh with domains matched to their old contents.
+    On few devices with an old plan the packing of least change is found; else three are tried: around the equal units
+    of ``old``; around those of them that share a domain with other kept units, the emptiest domains given up first; and
+    afresh with domains matched to their old contents.
     """
     wanted = sorted(units, key=lambda unit: (-unit[1], unit[0] != "train"))
     total = sum(size for _, size in wanted)
@@ -47,6 +54,8 @@ def place(units: Iterable[Unit], devices: Sequence[Device], old: Sequence[Placem
     # Kept domains are given up one by one while there are few, by powers of two when there are many.
     few = len(domains) <= 16
     steps = list(range(len(domains) + 1)) if few else [0, *(2**k for k in range(len(domains).bit_length() + 1))]
+    if alive and len(devices) <= _EXACT and (best := _least(wanted, devices, alive)) is not None:
+        return best
     tried = [_keep(wanted, domains, alive, given_up) for given_up in (steps if alive else [0])]
     packed = [each for each in tried if each is not None]
     if not packed:
@@ -72,6 +81,41 @@ def changes(old: Sequence[Placement], new: Sequence[Placement]) -> Changes:
 
 def _key(change: Changes) -> tuple[int, int]:
     return change.roles, change.restarts
+
+
+def _least(wanted: Sequence[Unit], devices: Sequence[Device], old: Sequence[Placement]) -> tuple[Placement, ...] | None:
+    """The packing of least change: what a unit costs depends on its own devices only, so the least cost of the units
+    from the i-th on depends on the devices taken before them only (dynamic programming over sets of devices)."""
+    order = sorted(wanted, key=lambda unit: (-unit[1], unit[0] != "train"))
+    found: dict[tuple[int, int], tuple[tuple[int, int], tuple[Placement, ...]] | None] = {}
+
+    def solve(i: int, taken: int) -> tuple[tuple[int, int], tuple[Placement, ...]] | None:
+        if i == len(order):
+            return (0, 0), ()
+        if (i, taken) not in found:
+            role, size = order[i]
+            best = None
+            free = [k for k in range(len(devices)) if not taken >> k & 1]
+            for chosen in combinations(free, size):
+                if len({devices[k].domain for k in chosen}) > 1:
+                    continue
+                further = solve(i + 1, taken | sum(1 << k for k in chosen))
+                if further is None:
+                    continue
+                placement = Placement(role, size, tuple(devices[k].id for k in chosen))
+                own = changes(old, [placement])
+                cost = own.roles + further[0][0], own.restarts + further[0][1]
+                if best is None or cost < best[0]:
+                    best = cost, (placement, *further[1])
+            found[i, taken] = best
+        return found[i, taken]
+
+    least = solve(0, 0)
+    return None if least is None else _sorted(least[1])
+
+
+def _sorted(placed: Iterable[Placement]) -> tuple[Placement, ...]:
+    return tuple(sorted(placed, key=lambda p: (p.role != "train", -p.size, p.devices)))
 
 
 def _keep(
@@ -107,27 +151,35 @@ def _keep(
         at = _choose(role, size, free, role_of)
         if at is None:
             return None
-        ids = sorted(free[at], key=lambda d: role_of.get(d, role) != role)[:size]
+        ids = sorted(free[at], key=lambda d: _strangeness(role, role_of.get(d)))[:size]
         chosen = tuple(d for d in free[at] if d in set(ids))
         free[at] = [d for d in free[at] if d not in set(ids)]
         if not free[at]:
             del free[at]
         placed.append(Placement(role, size, chosen))
-    return tuple(sorted(placed, key=lambda p: (p.role != "train", -p.size, p.devices)))
+    return _sorted(placed)
 
 
 def _choose(role: str, size: int, free: dict[str, list[str]], role_of: dict[str, PlannedRole]) -> str | None:
-    """The domain where the fewest roles change, then the one that is left with the least, so that large gaps stay."""
-    best: tuple[tuple[int, int, int], str] | None = None
+    """The domain where the fewest roles change, then where the fewest idle devices are taken (others may need them),
+    then the one that is left with the least, so that large gaps stay."""
+    best: tuple[tuple[int, int, int, int], str] | None = None
     names = free if role == "train" else reversed(free)
     for position, name in enumerate(names):
         ids = free[name]
         if len(ids) < size:
             continue
-        changed = max(0, size - sum(role_of.get(d, role) == role for d in ids)) if role_of else 0
-        if changed == 0 and len(ids) == size:
+        own = sum(role_of.get(d) == role for d in ids) if role_of else size
+        idle = sum(d not in role_of for d in ids) if role_of else 0
+        changed, fresh = max(0, size - own - idle), max(0, size - own)
+        if fresh == 0 and len(ids) == size:
             return name
-        key = (changed, len(ids) - size, position)
+        key = (changed, fresh, len(ids) - size, position)
         if best is None or key < best[0]:
             best = (key, name)
     return best[1] if best else None
+
+
+def _strangeness(role: str, was: str | None) -> int:
+    """0 for a device of the role, 1 for an idle one, 2 for one that changes its role."""
+    return 1 if was is None else 2 * (was != role)

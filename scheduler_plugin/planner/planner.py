@@ -22,6 +22,7 @@ from libra.resources.cost_model.rollout import DEFAULT_SLOTS, DEGREES
 from libra.resources.cost_model.training import TrainingFactors
 from libra.resources.errors import ConfigError
 from libra.resources.inventory import Inventory
+from libra.resources.launches import Launches
 from libra.resources.specs import HardwareSpec, ModelSpec
 from libra.resources.types import (
     Alternative,
@@ -37,6 +38,7 @@ from libra.scheduler_plugin.planner.classes import classify
 from libra.scheduler_plugin.planner.joint import Search, Split, search
 from libra.scheduler_plugin.planner.layouts import RolloutSide
 from libra.scheduler_plugin.planner.placement import Unit, place
+from libra.scheduler_plugin.planner.pricing import dealt, layout_seconds
 from libra.scheduler_plugin.planner.spare import rebalance, spread
 from libra.scheduler_plugin.planner.tree import Limits, TrainTree, limits_of
 
@@ -45,7 +47,9 @@ class PlannerConfig(Config):
     """What plans may look like."""
 
     trainer: str = "megatron"
-    """Kind of the trainer: only strategies that it can launch are offered."""
+    """Kind of the trainer: only strategies that it can launch are offered. A run plans for its own."""
+    launches: Launches | None = None
+    """What that trainer can launch; None: it is one of those known for planning alone (`PLANNED`)."""
     slots: int = Field(default=DEFAULT_SLOTS, ge=1)
     """Sequences of one instance at once."""
     overlap: int = Field(default=1, ge=1)
@@ -86,11 +90,13 @@ class Planner:
     inventory: Inventory
     config: PlannerConfig = field(default_factory=PlannerConfig)
     profiles: Profiles = field(default_factory=Profiles)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Prefill shares of task domains as a run measures them (`DomainShares`); none: of the records planned for."""
 
     @property
     def limits(self) -> Limits:
         """What the trainer can launch, with this config's thresholds."""
-        base = limits_of(self.config.trainer)
+        base = limits_of(self.config.trainer, self.config.launches)
         return replace(base, communication=self.config.communication, bubble=self.config.bubble)
 
     def rollout_costs(self, hardware: HardwareSpec) -> RolloutCosts:
@@ -261,7 +267,7 @@ class Planner:
         costs = {kind.name: self.rollout_costs(kind) for kind in kinds}
         trees = {kind.name: self.train_tree(kind, records) for kind in kinds}
         have = {kind.name: len(self.inventory.of(kind.name)) for kind in kinds}
-        classes = classify(records, costs[kinds[0].name].steps[0])
+        classes = classify(records, costs[kinds[0].name].steps[0], self.shares)
         found = kinds_of_hardware.search_kinds(
             kinds_of_hardware.choices(self.model, kinds, classes, costs, self.config.split_prefill), trees, have
         )
@@ -275,10 +281,12 @@ class Planner:
         for kind, chosen, side in best.choice.rollout:
             gpus = best.rollout_gpus[kind]
             partition = side.partition(gpus)
-            mixed = side.best_counts(side.homogeneous_counts(gpus))
+            mixed = side.best_mixed(gpus)
             assert partition is not None
             layout = partition if mixed is None or partition.seconds <= mixed[1] else side.mixed(mixed[0])
-            parts.append(KindLayout(kind, tuple(classes[i].name for i in chosen), layout))
+            mine = [classes[i] for i in chosen]
+            serves = tuple((c.domain, c.upto) for c in mine)
+            parts.append(KindLayout(kind, tuple(c.name for c in mine), layout, serves=serves))
         if best.choice.prefill is not None and best.prefill is not None:
             empty = RolloutLayout("partition", 0.0, (), ())
             parts.append(KindLayout(best.choice.prefill[0], ("prefill of all",), empty, *best.prefill))
@@ -297,28 +305,14 @@ class Planner:
         )  # fmt: skip
 
     def evaluate(self, plan: Plan, records: Sequence[RequestRecord]) -> tuple[float, float]:
-        """(training, rollout) seconds of ``plan`` for other records: each request in the first bucket that holds its
-        final context, dealt there longest work first to the least loaded. Plans on one kind of hardware."""
-        hardware = self.inventory.spec(plan.train_kind)
-        train = self.train_tree(hardware, records).costs.seconds(plan.strategy)
-        costs = self.rollout_costs(hardware)
-        requests = Requests.from_records(records)
-        layout = plan.layout
-        slowest, lower = 0.0, -1.0
-        for bucket in layout.buckets:
-            upper = float("inf") if bucket.max_context is None else float(bucket.max_context)
-            mine = requests.take((requests.context > lower) & (requests.context <= upper))
-            lower = upper
-            if not len(mine):
-                continue
-            side = RolloutSide(mine, costs)
-            counts = (
-                side.counts_of(layout)
-                if bucket.tp is None
-                else tuple(bucket.instances if tp == bucket.tp else 0 for tp in side.degrees)
-            )
-            slowest = max(slowest, side.mixed_seconds(counts))
-        return train, slowest
+        """(training, rollout) seconds of ``plan`` for other records: each where its class is served, and there in the
+        first bucket that holds its final context. Prefill that is split off is priced as if it were not."""
+        train = self.train_tree(self.inventory.spec(plan.train_kind), records).costs.seconds(plan.strategy)
+        shares = zip(plan.rollout, dealt(plan.rollout, records), strict=True)
+        return train, max(
+            layout_seconds(part.layout, mine, self.rollout_costs(self.inventory.spec(part.kind)))
+            for part, mine in shares
+        )
 
     def _place(
         self, group: int, groups: int, train_kind: str, parts: Sequence[KindLayout], old: Plan | None

@@ -6,22 +6,23 @@
 
 Invariants: pure, no clock: time is counted in steps; a plan is applied only if gain × horizon > cost × safety; two
 changes are at least `cool_down` steps apart (a roll-back excepted); a plan that was rolled back is not applied again
-for `bar` steps.
+for `bar` steps. A candidate with the instances of the plan in force and other bucket bounds costs nothing to adopt: it
+is adopted at once where a bound has moved far enough (`rebound`), and is not judged.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
 from pydantic import Field
 
 from libra.resources.config import Config
-from libra.resources.types import Plan
+from libra.resources.types import BucketPlan, Plan
 
-Action = Literal["keep", "apply", "roll_back"]
+Action = Literal["keep", "apply", "rebound", "roll_back"]
 
 
 class ReplanConfig(Config):
@@ -48,6 +49,8 @@ class ReplanConfig(Config):
     """Share above the prediction at which a verdict is worse than predicted."""
     bar: int = Field(default=100, ge=0)
     """Steps for which a rolled-back layout is not tried again."""
+    rebound: float = Field(default=0.2, gt=0)
+    """Share by which a bucket's bound must have moved before buckets change alone: hysteresis."""
     window: int = Field(default=5, ge=1)
     """Steps whose measured times are averaged."""
     switch_seconds: float = Field(default=15.0, ge=0)
@@ -143,7 +146,7 @@ class Replanner:
             return self._keep("not due: between looks, cooling down, or the last change is still judged")
         if _shape(candidate) == _shape(self.current):
             self._favourable = 0
-            return self._keep("the best plan is the one in force")
+            return self._rebound(candidate, outlook)
         barred = self._barred.get(_shape(candidate))
         if barred is not None and step < barred:
             self._favourable = 0
@@ -170,6 +173,35 @@ class Replanner:
         """The last change took ``seconds``: the cost of the next is the mean of this and what was believed."""
         self._cost = seconds if self._cost is None else 0.5 * (self._cost + seconds)
 
+    def recalibrated(self) -> None:
+        """The cost model has just been corrected: ratios to its older predictions say nothing any more."""
+        self._ratios.clear()
+        self._bias = 1.0
+
+    @property
+    def judging(self) -> bool:
+        """Whether the last change still has to show that it does as predicted."""
+        return self._judging
+
+    def _rebound(self, candidate: Plan, outlook: Outlook) -> Decision:
+        """Adopt the candidate's buckets where they differ enough; instances stay as they are."""
+        gain = self._bias * (outlook.current_seconds - outlook.candidate_seconds)
+        moved = max((_moved(old, new) for old, new in _bucket_pairs(self.current, candidate)), default=0.0)
+        enough = gain >= self.config.minimum_gain * self._bias * outlook.current_seconds if moved == inf else gain >= 0
+        if moved <= self.config.rebound or not enough:
+            return self._keep("the best plan is the one in force", gain)
+        parts = tuple(
+            replace(old, classes=new.classes, layout=new.layout)
+            for old, new in zip(self.current.rollout, candidate.rollout, strict=True)
+        )
+        self.current = replace(self.current, rollout=parts)
+        bounds = ", ".join(
+            f"TP {bucket.tp or 'any'} up to {bucket.max_context or 'any'}"
+            for part in parts
+            for bucket in part.layout.buckets
+        )
+        return Decision("rebound", f"the same instances, other bounds: {bounds}", self.current, gain)
+
     def _adopt(self, step: int, plan: Plan) -> None:
         self._previous, self.current = self.current, plan
         self._changed_at, self._judging = step, True
@@ -189,11 +221,30 @@ class Replanner:
         return Decision("keep", reason, self.current, gain, cost)
 
 
+def _bucket_pairs(one: Plan, other: Plan) -> list[tuple[BucketPlan | None, BucketPlan | None]]:
+    """The buckets of two plans of the same shape, degree by degree."""
+    found: list[tuple[BucketPlan | None, BucketPlan | None]] = []
+    for old, new in zip(one.rollout, other.rollout, strict=True):
+        before = {bucket.tp: bucket for bucket in old.layout.buckets}
+        after = {bucket.tp: bucket for bucket in new.layout.buckets}
+        found += [(before.get(tp), after.get(tp)) for tp in before | after]
+    return found
+
+
+def _moved(old: BucketPlan | None, new: BucketPlan | None) -> float:
+    """By which share a bound has moved; infinite where a bucket or a bound comes or goes."""
+    if old is None or new is None or (old.max_context is None) != (new.max_context is None):
+        return inf
+    if old.max_context is None or new.max_context is None:
+        return 0.0
+    return max(old.max_context, new.max_context) / max(1, min(old.max_context, new.max_context)) - 1
+
+
 def _shape(plan: Plan) -> tuple[object, ...]:
     """What makes two plans the same to a cluster: bounds and micro-batches may differ, devices and degrees not."""
     strategy = plan.strategy
     return (
         plan.train_kind,
         (strategy.tp, strategy.ep, strategy.pp, strategy.dp),
-        tuple((part.kind, part.layout.kind, part.layout.degrees, part.prefill_instances) for part in plan.rollout),
+        tuple((part.kind, tuple(sorted(part.layout.degrees)), part.prefill_instances) for part in plan.rollout),
     )

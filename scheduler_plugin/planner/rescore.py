@@ -2,30 +2,25 @@
 
 The closed form prices each request wholly in its own bucket; a real router starts everyone in the first bucket and
 learns where they belong. So the best plans as predicted are run for a few steps in the simulator, with the run's own
-kind of router. `best_simulated` is pure and takes a clock; `rescore` runs it in a child process, so that the
-scheduler's event loop never waits for it (``python -m`` this module: one JSON line in, one out).
+kind of router. Pure: `best_simulated` takes a clock; `libra.scheduler_plugin.planner.rescoring` does the same in a
+child process under a deadline.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
-from libra.resources.cost_model import RolloutCosts, StepCost
-from libra.resources.cost_model.rollout import QueueModel
-from libra.resources.cost_model.training import TrainingFactors
-from libra.resources.errors import ClusterError
-from libra.resources.inventory import Device, Inventory
-from libra.resources.specs import HardwareSpec, ModelSpec
+from libra.resources.errors import ConfigError
 from libra.resources.types import Plan, RequestRecord, ToolState
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
-from libra.scheduler_plugin.planner.planner import Planner, PlannerConfig, Profiles
+from libra.scheduler_plugin.planner.planner import Planner
+from libra.scheduler_plugin.planner.rollout_only import rollout_plans
 from libra.scheduler_plugin.planner.routing import PlanRouting
+from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.simulation.loop import LoopConfig, RunLoop
@@ -43,16 +38,69 @@ _STEPS = 4
 @dataclass(frozen=True, slots=True)
 class Rescored:
     """``plan``: the best as simulated, with its simulated ``seconds`` a step; ``predicted``: those of the plan that the
-    closed form preferred, simulated; ``count``: plans simulated."""
+    closed form preferred, simulated; ``count``: plans simulated, of ``offered``; ``current``: simulated seconds of the
+    plan in force, where there is one."""
 
     plan: Plan
     seconds: float
     predicted: float
     count: int
+    offered: int = 0
+    current: float | None = None
 
 
-def cmlfq_for(planner: Planner) -> BucketPolicy:
-    """C-MLFQ with the planner's own cost figures, least loaded where a plan is mixed."""
+@dataclass(frozen=True)
+class Job:
+    """What to simulate: the planner's best plans for ``records``, or where ``fixed`` those that keep the training side
+    of ``current``. ``traces``: what the requests did (none: derived from the records). ``router``: kind of the bucket
+    policy, with its ``options``. ``most``: plans at most."""
+
+    planner: Planner
+    records: Sequence[RequestRecord]
+    traces: Sequence[Trace] = ()
+    current: Plan | None = None
+    fixed: bool = False
+    router: str = "cmlfq"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    alpha: int = 1
+    most: int = MOST
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for an inventory of several kinds."""
+        if len(self.planner.inventory.kinds) > 1:
+            kinds = ", ".join(self.planner.inventory.kinds)
+            raise ConfigError(
+                f"plans are simulated on one kind of hardware, the inventory has {kinds}; "
+                "turn the simulation off (libra plan --simulate 0, planner.rescore_seconds: 0)"
+            )
+
+    def plans(self) -> list[Plan]:
+        """The plans, the fastest as predicted first."""
+        if self.fixed and self.current is not None:
+            return rollout_plans(self.planner, self.current, self.records)[: self.most]
+        return self.planner.candidates(self.records, self.most, self.current)
+
+    def scores(self, plans: Sequence[Plan]) -> Iterator[float]:
+        """Simulated seconds of the plan in force, if there is one, then of each of ``plans``."""
+        groups = grouped(self.traces or traces_of(self.records))
+        for plan in [self.current, *plans] if self.current is not None else plans:
+            if max(self.planner.evaluate(plan, self.records)) == inf:  # no instance holds the longest request
+                yield inf
+                continue
+            yield simulated_seconds(self.planner, plan, groups, self.router, self.alpha, options=self.options)
+
+    def judged(self, plans: Sequence[Plan], scores: Sequence[float]) -> Rescored | None:
+        """The outcome of as many ``scores`` as there are; None while none is of a candidate."""
+        current = scores[0] if self.current is not None and scores else None
+        mine = scores[1:] if self.current is not None else scores
+        if not mine:
+            return None
+        best = min(range(len(mine)), key=mine.__getitem__)
+        return Rescored(plans[best], mine[best], mine[0], len(mine), len(plans), current)
+
+
+def cmlfq_for(planner: Planner, options: Mapping[str, Any] | None = None) -> BucketPolicy:
+    """C-MLFQ with the planner's own cost figures, least loaded where a plan is mixed. ``options`` go before them."""
     hardware = planner.inventory.hardware[0]
     steps = planner.rollout_costs(hardware).steps
     cost = {
@@ -63,13 +111,16 @@ def cmlfq_for(planner: Planner) -> BucketPolicy:
         "decode": {s.tp: (s.step, s.sequence, s.token) for s in steps},
         "kv_tokens": {s.tp: int(s.capacity) for s in steps},
     }
-    return PlanRouting(CMlfq({"cost": cost}))
+    return PlanRouting(CMlfq({"cost": cost, **(options or {})}))
 
 
-ROUTERS: dict[str, Callable[[Planner], BucketPolicy]] = {
-    "cmlfq": cmlfq_for,
-    "least_loaded": lambda _: LeastLoaded({}),
-}
+def router_for(planner: Planner, kind: str, options: Mapping[str, Any]) -> BucketPolicy:
+    """A fresh bucket policy of ``kind``. Raises `ConfigError` for one that does not exist."""
+    if kind == "cmlfq":
+        return cmlfq_for(planner, options)
+    if kind == "least_loaded":
+        return LeastLoaded(options)
+    return PlanRouting(load_policy({"kind": kind, **options}))
 
 
 def traces_of(records: Sequence[RequestRecord]) -> list[Trace]:
@@ -89,7 +140,13 @@ def traces_of(records: Sequence[RequestRecord]) -> list[Trace]:
 
 
 def simulated_seconds(
-    planner: Planner, plan: Plan, groups: Sequence[Sequence[Trace]], router: str, alpha: int, offload: bool = True
+    planner: Planner,
+    plan: Plan,
+    groups: Sequence[Sequence[Trace]],
+    router: str,
+    alpha: int,
+    offload: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> float:
     """Mean seconds of a step of ``plan`` when batches like ``groups`` come again and again."""
     hardware = planner.inventory.spec(plan.train_kind)
@@ -100,7 +157,7 @@ def simulated_seconds(
         return [replace(trace, name=f"p{which}e{epoch}m{member}") for member, trace in enumerate(groups[which])]
 
     config = LoopConfig(_STEPS, len(groups), max(map(len, groups)), alpha)
-    result = RunLoop(config, planner, plan, group, ROUTERS[router](planner), moves).run()
+    result = RunLoop(config, planner, plan, group, router_for(planner, router, options or {}), moves).run()
     later = result.steps[1:]
     return sum(step.seconds for step in later) / len(later)
 
@@ -123,7 +180,7 @@ def best_simulated(
             break
         scores.append(simulated_seconds(planner, plan, groups, router, alpha))
     best = min(range(len(scores)), key=scores.__getitem__)
-    return Rescored(plans[best], scores[best], scores[0], len(scores))
+    return Rescored(plans[best], scores[best], scores[0], len(scores), len(plans))
 
 
 def grouped(traces: Sequence[Trace]) -> list[list[Trace]]:
@@ -132,78 +189,3 @@ def grouped(traces: Sequence[Trace]) -> list[list[Trace]]:
     for trace in traces:
         found.setdefault(trace.group, []).append(trace)
     return list(found.values())
-
-
-def rescore(
-    planner: Planner,
-    records: Sequence[RequestRecord],
-    traces: Sequence[Trace] = (),
-    router: str = "cmlfq",
-    alpha: int = 1,
-    seconds: float = SECONDS,
-    old: Plan | None = None,
-) -> Rescored:
-    """`best_simulated` over the planner's best `MOST` plans, in a child process. ``traces``: what the requests did
-    (none: derived from the records). Raises `ClusterError` with the child's own words when it fails."""
-    plans = planner.candidates(records, MOST, old)
-    message = {
-        "model": planner.model.model_dump(mode="json"),
-        "hardware": [h.model_dump(mode="json") for h in planner.inventory.hardware],
-        "devices": [[d.id, d.node, d.index, d.hardware, d.memory_bytes, d.domain] for d in planner.inventory.devices],
-        "config": planner.config.model_dump(mode="json"),
-        "costs": {kind: _costs_out(costs) for kind, costs in planner.profiles.rollout.items()},
-        "factors": {kind: asdict(factors) for kind, factors in planner.profiles.training.items()},
-        "records": [r.to_plain() for r in records],
-        "traces": [_trace_out(t) for t in (traces or traces_of(records))],
-        "router": router, "alpha": alpha, "seconds": seconds, "count": len(plans),
-    }  # fmt: skip
-    child = subprocess.run(
-        [sys.executable, "-m", __spec__.name], input=json.dumps(message), capture_output=True, text=True,
-        timeout=30 + 6 * seconds, check=False,
-    )  # fmt: skip
-    if child.returncode:
-        raise ClusterError(f"the simulation of plans failed in its child process: {child.stderr.strip()[-500:]}")
-    answer = json.loads(child.stdout)
-    return Rescored(plans[answer["best"]], answer["seconds"], answer["predicted"], answer["count"])
-
-
-def _costs_out(costs: RolloutCosts) -> dict[str, Any]:
-    return {"steps": [asdict(step) for step in costs.steps], "queue": asdict(costs.queue)}
-
-
-def _costs_in(row: dict[str, Any]) -> RolloutCosts:
-    return RolloutCosts(tuple(StepCost(**step) for step in row["steps"]), QueueModel(**row["queue"]), "measured")
-
-
-def _trace_out(trace: Trace) -> list[Any]:
-    turns = [
-        [t.generated, None if t.state is None else [t.state.type, t.state.size, t.state.status], t.payload, t.seconds]
-        for t in trace.turns
-    ]
-    return [trace.name, trace.prompt_tokens, turns, trace.domain]
-
-
-def _child(message: dict[str, Any]) -> dict[str, Any]:
-    hardware = tuple(HardwareSpec.model_validate(h) for h in message["hardware"])
-    inventory = Inventory(tuple(Device(*d) for d in message["devices"]), hardware)
-    config = PlannerConfig.model_validate(message["config"])
-    profiles = Profiles(
-        {kind: _costs_in(row) for kind, row in message["costs"].items()},
-        {kind: TrainingFactors(**row) for kind, row in message["factors"].items()},
-    )
-    planner = Planner(ModelSpec.model_validate(message["model"]), inventory, config, profiles)
-    records = [RequestRecord.from_plain(row) for row in message["records"]]
-    plans = planner.candidates(records, message["count"])
-    traces = [
-        Trace(
-            name, tokens, tuple(Turn(g, None if s is None else ToolState(*s), p, sec) for g, s, p, sec in turns), domain
-        )
-        for name, tokens, turns, domain in message["traces"]
-    ]
-    found = best_simulated(planner, plans, grouped(traces), message["router"], message["alpha"], message["seconds"])
-    best = next(i for i, plan in enumerate(plans) if plan is found.plan)
-    return {"best": best, "seconds": found.seconds, "predicted": found.predicted, "count": found.count}
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_child(json.loads(sys.stdin.read()))))

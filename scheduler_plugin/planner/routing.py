@@ -45,7 +45,10 @@ class PlanRouting(BucketPolicy):
 
 
 def buckets_of(plan: Plan) -> tuple[Bucket, ...]:
-    """The plan's buckets as policies take them. A mixed bucket is one unbounded bucket of every degree it has."""
+    """The plan's buckets as policies take them. A mixed bucket is one unbounded bucket of every degree it has; a plan
+    on several kinds of hardware is mixed, since buckets tell degrees apart and not kinds."""
+    if len(plan.rollout) > 1:
+        return tuple(Bucket(tp, None) for tp in sorted({tp for part in plan.rollout for tp in part.layout.degrees}))
     layout = plan.layout
     if any(bucket.tp is None for bucket in layout.buckets):
         return tuple(Bucket(tp, None) for tp in layout.counts())

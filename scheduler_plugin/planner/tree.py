@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from libra.resources.cost_model import TrainingCosts
 from libra.resources.cost_model.strategies import RECOMPUTE, Strategies
+from libra.resources.errors import ConfigError
+from libra.resources.launches import Launches
 from libra.resources.types import Recompute, TrainStrategy
 from libra.scheduler_plugin.planner.train_table import TrainTable
 
@@ -42,16 +44,18 @@ class Limits:
     micro: tuple[int, ...] = (1, 2, 4)
 
 
-_LAUNCHABLE = {
-    "torch": Limits("torch", tp=1, ep=1, pp=1, dp=1),
-    "scripted": Limits("scripted", tp=1, ep=1, pp=1),
-    "megatron": Limits("megatron"),
-}
+PLANNED = {"megatron": Launches(tp=None, ep=None, pp=None, dp=None)}
+"""Trainers that can be planned for although none of this package launches them (yet): Megatron-core's strategies."""
 
 
-def limits_of(trainer: str) -> Limits:
-    """What the trainer of this kind can launch; one not known here is offered data parallelism alone."""
-    return _LAUNCHABLE.get(trainer, Limits(trainer, tp=1, ep=1, pp=1))
+def limits_of(trainer: str, launches: Launches | None = None) -> Limits:
+    """The limits of a trainer that can launch ``launches``; None: of one of `PLANNED`. Raises `ConfigError` for a name
+    that is not among them."""
+    if launches is None and trainer not in PLANNED:
+        raise ConfigError(
+            f"nobody says what trainer {trainer!r} can launch; give planner.launches, or plan for {', '.join(PLANNED)}"
+        )
+    return Limits(trainer, **(launches or PLANNED[trainer]).model_dump())
 
 
 @dataclass(frozen=True, slots=True)

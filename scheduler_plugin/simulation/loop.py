@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
 from libra.resources.types import Plan, RequestRecord
 from libra.scheduler_plugin.admission import Admission, AdmissionRules, Wait
 from libra.scheduler_plugin.planner.planner import Planner
-from libra.scheduler_plugin.planner.replan import Outlook, Replanner
+from libra.scheduler_plugin.planner.replan import Action, Outlook, Replanner
 from libra.scheduler_plugin.planner.routing import buckets_of
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.simulation.engine import Engine
@@ -77,7 +76,7 @@ class StepReport:
     staleness: int
     train_gpus: int
     layout: str
-    change: Literal["keep", "apply", "roll_back"] = "keep"
+    change: Action = "keep"
     engine_seconds: float = 0.0
 
 
@@ -334,7 +333,11 @@ class RunLoop:
         evaluate = self.planner.evaluate
         return candidate, Outlook(max(evaluate(current, records)), max(evaluate(candidate, records)))
 
-    def _apply(self, report: StepReport, plan: Plan, how: Literal["apply", "roll_back"]) -> StepReport:
+    def _apply(self, report: StepReport, plan: Plan, how: Action) -> StepReport:
+        if how == "rebound":
+            self.plan = plan
+            self._sim.table.rebucket(buckets_of(plan))
+            return replace(report, change=how)
         if plan.strategy == self.plan.strategy and plan.layout.degrees == self.plan.layout.degrees:
             if plan.layout.buckets != self.plan.layout.buckets and self.config.clairvoyant:
                 self._sim.table.rebucket(buckets_of(plan))
@@ -367,7 +370,7 @@ class RunLoop:
             tokens / seconds / len(self.planner.inventory),
             totals.right / totals.decisions if totals.decisions else 1.0,
             totals.moved / trained if trained else 0.0,
-            sum(report.change != "keep" for report in self._reports),
+            sum(report.change in ("apply", "roll_back") for report in self._reports),
             totals.events,
             totals.failed,
             totals.cancelled,

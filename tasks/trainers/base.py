@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from libra.resources.config import Config
+from libra.resources.launches import Launches
 from libra.resources.types import WeightVersion
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ Progress = Callable[[dict[str, Any]], None]
 class Trainer(ABC):
     """One training rank. Not thread-safe."""
 
+    launches: ClassVar[Launches] = Launches()
+    """The strategies that it can be launched with; those of shipped kinds stand in the registry too."""
     version: int
 
     @abstractmethod

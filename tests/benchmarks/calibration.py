@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
 
@@ -20,9 +21,9 @@ import numpy as np
 from benchmarks.rows import Row, Rows
 from libra.pipeline.config import RunConfig, load_config
 from libra.pipeline.profile.engine import Ask, MeasuredEngine
-from libra.pipeline.profile.measure import Subject, default_grid, measure, step_seconds
+from libra.pipeline.profile.measure import Subject, default_grid, measure, measure_engine, step_seconds
 from libra.pipeline.profile.trainer import MeasuredTrainer
-from libra.resources.calibration import Profile
+from libra.resources.calibration import Profile, fit_rollout
 from libra.resources.cost_model import Requests, RolloutCosts, TrainingCosts
 from libra.resources.cost_model.rollout import set_seconds
 from libra.resources.specs import ModelSpec, load_hardware
@@ -235,12 +236,41 @@ async def bench(name: str, folder: Path, errors: Errors) -> None:
         await trainer.stop()
 
 
+async def vllm_steps(folder: Path, tp: int) -> list[float]:
+    """Relative errors of decode steps of real vLLM at TP ``tp``, off the grid that its costs are fitted to; seconds of
+    the wall, medians of `REPEATS`."""
+    config, random, new = load_config("vllm_cpu"), np.random.default_rng(7), 16
+    subject = Subject(config, load_hardware("cpu"), folder)
+    # Prompts that arrive together fit one step: this vLLM cannot cut a seeded request's prefill in two on a CPU.
+    grid = default_grid(config, batch=(1, 3, 8), context=(20, 60, 110), prefill=(8, 64, 200), reused=(0,))
+    trainer = await subject.trainer()
+    try:
+        weights = await trainer.publish(folder / "weights")
+    finally:
+        await trainer.stop()
+    engine = await subject.engine(weights, subject.model(weights, config.name), tp)
+    try:
+        decode, prefill = await measure_engine(engine, grid, tp, lambda text: None)
+        capacity = {tp: float(config.engine.slots * config.engine.max_context)}
+        (step,), _ = fit_rollout(decode, prefill, capacity, config.engine.slots)
+        batches = [[int(c) for c in random.uniform(20, 160, batch)] for batch in (2, 4, 6)]
+        passes = [[await engine.decode_step(contexts, new) for contexts in batches] for _ in range(REPEATS)]
+    finally:
+        await engine.stop()
+    return [
+        step.decode_seconds(len(contexts), sum(contexts) + len(contexts) * (1 + new / 2)) / median(samples) - 1
+        for contexts, samples in zip(batches, zip(*passes, strict=True), strict=True)
+    ]
+
+
 def run() -> Rows:
-    """All rows."""
+    """All rows; those of vLLM where it is installed."""
     errors = Errors([], [], [], [])
     with tempfile.TemporaryDirectory(prefix="libra-bench-") as folder:
         for name in MODELS:
             asyncio.run(bench(name, Path(folder) / name, errors))
+        degrees = (1, 2) if find_spec("vllm") else ()
+        vllm = {tp: asyncio.run(vllm_steps(Path(folder) / f"vllm-tp{tp}", tp)) for tp in degrees}
 
     def row(found: list[float], aim: float, note: str) -> Row:
         worst = max(map(abs, found))
@@ -252,4 +282,8 @@ def run() -> Rows:
         "calibration.whole_mape": row(errors.whole, AIM_WHOLE, "simulated iteration of 12 configs"),
         "calibration.whole_closed_form_mape": row(errors.closed, AIM_WHOLE, "the planner's closed form, same configs"),
         "calibration.whole_over_published": row(errors.whole, PUBLISHED_WHOLE, "published, other hardware"),
+        **{
+            f"calibration.vllm_step_mape.tp{tp}": row(found, AIM_STEP, "vLLM on CPUs, off the grid, unequal contexts")
+            for tp, found in vllm.items()
+        },
     }

@@ -31,12 +31,14 @@ PLANNER: dict[str, Any] = {
     "model": "Qwen3-1.7B",
     "hardware": "h20",
     "train": "move",
-    "planner": {"trainer": "scripted", "degrees": [1, 2]},
+    "rescore_seconds": 0,
+    "planner": {"trainer": "scripted", "launches": {"dp": None}, "degrees": [1, 2]},
     "replan": {
         "interval": 1, "horizon": 20, "confirm": 2, "cool_down": 3, "settle": 1, "judge": 2, "window": 2,
         "switch_seconds": 1.0,
     },
 }  # fmt: skip
+SIMULATED = {"seconds": 60.0, "rescore_seconds": 30.0}
 RUN = spec(
     buckets=[[1, None, 4]], roles={"rollout": 4, "tool": 0, "reward": 0, "train": 2}, planner=PLANNER,
     policy={"kind": "context_bounds"},
@@ -60,8 +62,11 @@ async def duties(play: Play) -> dict[str, tuple[str | None, int | None, str]]:
     return {name: (row["role"], row["tp"], row["state"]) for name, row in status["roles"].items()}
 
 
-def seconds_of(model: Planner, now: dict[str, tuple[str | None, int | None, str]], batch: list[RequestRecord]) -> float:
-    """What a step takes on engines and trainers that do as the cost model says, in the roles of this moment."""
+def seconds_of(
+    model: Planner, now: dict[str, tuple[str | None, int | None, str]], batch: list[RequestRecord]
+) -> tuple[float, float]:
+    """What a step and its update take on engines and trainers that do as the cost model says, in the roles of this
+    moment."""
     trained = sum(role == "train" for role, _, _ in now.values())
     degrees = sorted(tp or 1 for role, tp, _ in now.values() if role == "rollout")
     _, side, _ = model.searches(batch, model.inventory.hardware[0])
@@ -69,16 +74,16 @@ def seconds_of(model: Planner, now: dict[str, tuple[str | None, int | None, str]
     tree = model.train_tree(model.inventory.hardware[0], batch)
     best = tree.best(trained)
     assert best is not None
-    return max(best[1], side.mixed_seconds(counts))
+    return max(best[1], side.mixed_seconds(counts)), best[1]
 
 
 async def report(play: Play, model: Planner, step: int, mean: float) -> float:
     """One step of the run: its seconds in the present roles, give or take 3 %; returns them without the noise."""
     batch = workload(step, mean)
-    seconds = seconds_of(model, await duties(play), batch)
+    seconds, trained = seconds_of(model, await duties(play), batch)
     noise = float(np.random.default_rng(step).uniform(0.97, 1.03))
     rows = [record.to_plain() for record in batch]
-    await play.ask(wire.REPORT_STEP, step=step, seconds=seconds * noise, records=rows)
+    await play.ask(wire.REPORT_STEP, step=step, seconds=seconds * noise, train_seconds=trained, records=rows)
     await considered(play, step)
     while not all(state in ("ready", "idle") for _, _, state in (await duties(play)).values()):
         await asyncio.sleep(0.02)
@@ -134,6 +139,21 @@ async def test_requests_go_to_the_new_instances() -> None:
 
 
 @awaited
+async def test_plans_are_simulated_before_one_is_applied_and_the_count_is_told() -> None:
+    run = spec(buckets=RUN.buckets, roles=RUN.roles, policy=RUN.policy, planner=PLANNER | SIMULATED)
+    async with AnyRoleCluster(ROLES) as cluster, playing(cluster.scheduler_address, run) as play:
+        model, step = planner(), 0
+        await play.until("role", count=2, role="train", state="ready")
+        while not (told := [e for e in play.events if e["event"] == "replan" and e["action"] == "apply"]):
+            step += 1
+            await report(play, model, step, LONG)
+            assert step < 12
+        assert told[0]["simulated"] >= 1
+        assert f"{told[0]['simulated']} of " in told[0]["reason"]
+        assert "plans simulated" in told[0]["reason"]
+
+
+@awaited
 async def test_a_run_that_does_not_ask_is_never_replanned() -> None:
     plain = spec(buckets=RUN.buckets, roles=RUN.roles, policy=RUN.policy)
     async with AnyRoleCluster(ROLES) as cluster, playing(cluster.scheduler_address, plain) as play:
@@ -183,6 +203,7 @@ def test_a_real_run_changes_and_comes_back_from_a_plan_that_disappoints(tmp_path
         "steps=10", "eval.tasks=0", "engine.options.step_seconds=5 ms", "cluster.dashboard=false",
         "cluster.workers.rollout=2", "buckets=[{tp: 1, instances: 2}]", "planner.enabled=true",
         "planner.model=quickstart", f"planner.profile={profile}", f"planner.replan={quick}",
+        "planner.rescore_seconds=0",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", "from libra.pipeline.cli import main; main()", "train", "scripted", *overrides],

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from libra.pipeline.commands.simulate import simulate
+from libra.pipeline.simulate.played import trace_of_row, trace_row
 from libra.pipeline.simulate.recorded_plan import devices_of, recorded_plan, with_degrees
 from libra.pipeline.simulate.replay import read_recording, replay
 from libra.pipeline.view.files import read_metrics
@@ -58,11 +59,17 @@ def test_every_step_after_the_first_is_compared(run: Path) -> None:
 def test_the_record_is_the_workload(run: Path) -> None:
     recording = read_recording(run)
     config = recording.config
-    stored = set(recording.groups)
-    assert len(stored) == STEPS * config.batch_groups
-    assert not stored & recording.missing
-    assert stored | recording.missing == set(range(max(stored) + 1))
+    stored = set(recording.groups) - recording.returned
+    returned = {record["group"] for record in read_metrics(run).groups}
+    assert len(stored) >= STEPS * config.batch_groups
+    assert recording.returned == {number for number in returned if number < max(stored)}
+    assert recording.returned <= set(recording.groups), "what returned groups did is known"
     assert all(len(group) == config.group_size for group in recording.groups.values())
+
+
+def test_what_members_did_travels_through_the_metrics_file(run: Path) -> None:
+    for trace in read_recording(run).groups[0]:
+        assert trace_of_row(json.loads(json.dumps(trace_row(trace)))) == trace
 
 
 def test_slower_engines_and_a_busier_trainer_take_longer(run: Path) -> None:
@@ -151,7 +158,7 @@ def test_what_cannot_be_replayed_says_why(run: Path) -> None:
     metrics = run / "metrics.jsonl"
     kept = metrics.read_text()
     try:
-        metrics.write_text(kept.splitlines()[0] + "\n")
+        metrics.write_text(next(line for line in kept.splitlines() if '"kind": "step"' in line) + "\n")
         with pytest.raises(StoreError, match="has 1 trained step"):
             read_recording(run)
     finally:

@@ -13,6 +13,8 @@ from libra.resources.types import RequestRecord
 from libra.scheduler_plugin.planner.online import Online, OnlineConfig, Seen, WorkerDevice
 from libra.scheduler_plugin.roles import Duty
 
+REPLICAS = {"trainer": "scripted", "launches": {"dp": None}}
+"""A trainer that takes more ranks as data-parallel replicas."""
 BASE: dict[str, Any] = {
     "enabled": True, "model": "Qwen3-4B", "hardware": "a800_80g",
     "replan": {"interval": 1, "confirm": 1, "cool_down": 2, "switch_seconds": 0.1, "window": 2},
@@ -40,7 +42,7 @@ def steps(made: Online, mean: float, count: int, first: int = 1) -> list[str]:
 
 
 def test_the_plan_in_force_is_what_workers_do() -> None:
-    made = online(4, 2, train="move", planner={"trainer": "scripted"})
+    made = online(4, 2, train="move", planner=REPLICAS)
     assert made.duties(made.replanner.current) == {w.name: w.duty for w in workers(4, 2)}
 
 

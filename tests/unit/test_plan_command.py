@@ -15,7 +15,8 @@ from libra.resources.errors import ClusterError, ConfigError
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(plan, ["--requests", "200", *arguments])
+    """Without simulating plans, unless ``arguments`` say so."""
+    return CliRunner().invoke(plan, ["--requests", "200", "--simulate", "0", *arguments])
 
 
 def test_a_plan_as_table_and_picture() -> None:
@@ -76,12 +77,31 @@ def test_lengths_from_a_file(tmp_path: Path) -> None:
     assert json.loads(run("--lengths", str(file), "--json").output)["rollout_seconds"] > 0
 
 
-def test_plans_can_be_simulated_in_a_child_process() -> None:
-    data = json.loads(
-        run("--gpus", "8", "--hardware", "h200", "--model", "Qwen3-4B", "--simulate", "1", "--json").output
-    )
-    assert data["simulated"]["plans"] >= 1
-    assert data["simulated"]["seconds"] <= data["simulated"]["seconds_of_predicted_best"]
+def test_the_best_plans_are_simulated_and_the_count_is_printed() -> None:
+    arguments = ("--gpus", "2", "--hardware", "h200", "--model", "Qwen3-0.6B", "--requests", "8", "--simulate", "60")
+    data = json.loads(run(*arguments, "--json").output)["simulated"]
+    assert 1 <= data["plans"] <= data["offered"]
+    assert data["seconds"] <= data["seconds_of_predicted_best"]
+    assert f"of the best {data['offered']} plans simulated" in run(*arguments).output
+
+
+def test_a_time_in_which_nothing_can_be_simulated_is_told() -> None:
+    assert "no plan simulated: none was done within 0.01 s" in run("--gpus", "8", "--simulate", "0.01").output
+
+
+def test_several_kinds_are_not_simulated_and_refused_where_asked_for() -> None:
+    arguments = ["--requests", "50", "--cluster", "h800_h20", "--model", "Qwen3-8B"]
+    assert "on several kinds of hardware (h800, h20) are not simulated" in CliRunner().invoke(plan, arguments).output
+    refused = CliRunner().invoke(plan, [*arguments, "--simulate", "5"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "planner.rescore_seconds: 0" in str(refused.exception)
+
+
+def test_a_run_config_says_which_trainer_and_how_many_slots() -> None:
+    output = run("--config", "quickstart", "--gpus", "2", "--hardware", "h200", "--model", "Qwen3-0.6B").output
+    assert "train           1  DP1" in output
+    assert "no trainer of this package launches them yet" not in output
+    assert "strategies: those of the megatron trainer, to plan with" in run("--gpus", "8").output
 
 
 def test_the_published_profile_is_named() -> None:
@@ -102,6 +122,7 @@ def test_the_published_profile_is_named() -> None:
         (("--mean", "3"), "a mean of 500 tokens"),
         (("--gpus", "2", "--model", "Qwen3-32B"), "no plan for Qwen3-32B"),
         (("--trainer", "torch", "--gpus", "8"), "another trainer would do"),
+        (("--trainer", "deepspeed"), "take torch or scripted, megatron (to plan for: nothing here launches it yet)"),
     ],
 )
 def test_wrong_input_says_what_would_do(arguments: tuple[str, ...], says: str) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from statistics import fmean
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from libra.pipeline.profile.engine import Prefilled
 from libra.pipeline.profile.measure import default_grid, prefill_points
 from libra.pipeline.profile.meter import meter, pin
 from libra.resources.calibration import DecodePoint
+from libra.resources.errors import ConfigError
 
 GRID = default_grid(load_config("quickstart"))
 DECODE = [DecodePoint(1, b, b * c, 0.004 + 1e-4 * b + 1e-7 * b * c) for b in (1, 4, 16) for c in (10, 100, 500)]
@@ -66,3 +68,20 @@ def test_the_clock_of_a_process_counts_its_work_only() -> None:
         child.wait(10)
     with pytest.raises(OSError, match="has no CPU clock"):
         meter(child.pid, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        (
+            {"length": (60, 120, 200), "rows": (4,)},
+            r"length × rows × micro_batch_tokens is 3 point\(s\), the fit needs 4",
+        ),
+        ({"batch": (1, 2), "context": (20,)}, r"batch × context is 2 point\(s\), the fit needs 3"),
+        ({"prefill": (8, 64), "reused": (0,)}, r"prefill × reused is 2 point\(s\), the fit needs 3"),
+    ],
+)
+def test_a_grid_too_small_to_fit_is_refused_before_anything_is_measured(chosen: dict[str, Any], says: str) -> None:
+    config = load_config("quickstart")
+    with pytest.raises(ConfigError, match=says):
+        default_grid(config, **chosen).check(config)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from libra.resources.types import InstancePlan, KindLayout, Plan, RolloutLayout, TrainStrategy
+from libra.resources.types import BucketPlan, InstancePlan, KindLayout, Plan, RolloutLayout, TrainStrategy
 from libra.scheduler_plugin.planner.replan import Outlook, ReplanConfig, Replanner
 
 CONFIG = ReplanConfig(
@@ -129,3 +129,44 @@ def test_a_measured_switching_cost_replaces_the_assumed_one() -> None:
     replanner.switched(400.0)
     for step in range(1, 6):
         assert replanner.consider(step, B, Outlook(100.0, 80.0)).action == "keep"
+
+
+def bounded(bound: int | None) -> Plan:
+    """Four instances of TP 1 and two of TP 2; contexts up to ``bound`` go to the former (None: all go anywhere)."""
+    instances = (InstancePlan(1, 1, 10, 1, 100.0),) * 4 + (InstancePlan(2, 1, 10, 1, 100.0),) * 2
+    buckets = (BucketPlan(None, None, 6),) if bound is None else (BucketPlan(1, bound, 4), BucketPlan(2, None, 2))
+    layout = RolloutLayout("mixing" if bound is None else "partition", 100.0, instances, buckets)
+    return replace(A, rollout=(KindLayout("cpu", ("all",), layout),))
+
+
+def test_bounds_that_moved_far_change_at_once_and_cost_nothing() -> None:
+    replanner = Replanner(CONFIG, bounded(1000))
+    decision = replanner.consider(1, bounded(2000), Outlook(100.0, 99.0))
+    assert decision.action == "rebound"
+    assert decision.cost_seconds == 0.0
+    assert decision.reason == "the same instances, other bounds: TP 1 up to 2000, TP 2 up to any"
+    assert replanner.current.layout.buckets[0].max_context == 2000
+    assert not replanner.judging
+    assert replanner.due(2)
+
+
+def test_bounds_do_not_jitter() -> None:
+    replanner = Replanner(CONFIG, bounded(1000))
+    for step, bound in enumerate((1100, 950, 1190, 850), start=1):
+        assert replanner.consider(step, bounded(bound), Outlook(100.0, 90.0)).action == "keep"
+    assert replanner.consider(9, bounded(2000), Outlook(100.0, 101.0)).action == "keep"
+
+
+def test_a_mixed_bucket_is_divided_only_where_that_saves_something() -> None:
+    replanner = Replanner(CONFIG, bounded(None))
+    assert replanner.consider(1, bounded(1000), Outlook(100.0, 97.0)).action == "keep"
+    assert replanner.consider(2, bounded(1000), Outlook(100.0, 80.0)).action == "rebound"
+
+
+def test_ratios_to_an_older_cost_model_are_forgotten() -> None:
+    replanner = Replanner(CONFIG, A)
+    for step in range(1, 4):
+        replanner.observe(step, 200.0, 100.0)
+    replanner.recalibrated()
+    replanner.consider(4, B, Outlook(100.0, 80.0))
+    assert replanner.consider(5, B, Outlook(100.0, 80.0)).gain_seconds == pytest.approx(20.0)

@@ -1,4 +1,4 @@
-"""What replays need of the simulator: hand-overs, groups that come back, installation; profiles in child processes."""
+"""What replays need of the simulator: hand-overs, groups that come back, installation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from libra.pipeline.simulate.scenario import Scenario
 from libra.pipeline.simulate.variants import moves_of, planner_of
 from libra.pipeline.simulate.workload import Workload
 from libra.resources.cost_model import StepCost
-from libra.resources.cost_model.rollout import QueueModel
-from libra.resources.cost_model.training import TrainingFactors
 from libra.resources.types import Bucket, ToolState
-from libra.scheduler_plugin.planner import Planner
-from libra.scheduler_plugin.planner.planner import Profiles
-from libra.scheduler_plugin.planner.rescore import grouped, rescore, simulated_seconds
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.simulation import (
     Ended,
@@ -120,23 +115,3 @@ def test_groups_wait_for_their_weights_to_be_installed() -> None:
     # Less than the whole wait may be added: engines load while nothing runs on them.
     assert late.seconds > base.seconds + 490
     assert len(admitted) == 12
-
-
-def test_the_child_process_plans_with_the_profile() -> None:
-    plain = planner_of(SCENARIO)
-    hardware = plain.inventory.hardware[0]
-    costs = plain.rollout_costs(hardware)
-    measured = replace(
-        costs,
-        steps=tuple(replace(step, step=3 * step.step) for step in costs.steps),
-        queue=QueueModel(1.0, 1.0, 0.5, 0.5),
-    )
-    factors = TrainingFactors(linear=6.0, quadratic=4.0, fixed_seconds=2.0, logprob_pass=False)
-    profiles = Profiles({hardware.name: measured}, {hardware.name: factors}, {hardware.name: "measured"})
-    planner = Planner(plain.model, plain.inventory, plain.config, profiles)
-    traces = Workload(SCENARIO.workload, 0, 1, SCENARIO.groups, SCENARIO.members).batch(0)
-    records = [trace.record() for trace in traces]
-    found = rescore(planner, records, traces, seconds=0.0)
-    first = planner.candidates(records, 1)[0]
-    assert found.plan == first
-    assert found.predicted == pytest.approx(simulated_seconds(planner, first, grouped(traces), "cmlfq", 1))

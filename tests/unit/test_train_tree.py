@@ -12,6 +12,7 @@ from workloads import records
 from libra.resources.cost_model import TrainingCosts
 from libra.resources.specs import load_hardware, load_model
 from libra.scheduler_plugin.planner import Limits, TrainTree, limits_of
+from libra.tasks.registry import launches_of
 
 A800 = load_hardware("a800_80g")
 LENGTHS = np.array([float(r.context) for r in records(200, seed=2)])
@@ -55,7 +56,9 @@ def test_every_node_has_a_reason_and_leaves_use_all_devices() -> None:
 
 
 def test_only_what_the_trainer_can_launch_is_offered() -> None:
-    small = TrainTree(TrainingCosts(load_model("SmolLM2-135M"), A800, LENGTHS), limits_of("torch"))
+    small = TrainTree(
+        TrainingCosts(load_model("SmolLM2-135M"), A800, LENGTHS), limits_of("torch", launches_of("torch"))
+    )
     found = small.best(8)
     assert found is not None
     assert found[0].gpus == 1

@@ -228,12 +228,14 @@ def drifted_run(router: str, replan: bool, seed: int) -> LoopResult:
 def test_a_drift_is_replanned_once_and_that_pays(router: str, seed: int) -> None:
     kept, replanned = (drifted_run(router, replan, seed) for replan in (False, True))
     changes = [(step.step, step.change) for step in replanned.steps if step.change != "keep"]
-    assert [change for _, change in changes] == ["apply"]  # once, and not back
-    changed = changes[0][0]
+    moved = [(step, change) for step, change in changes if change != "rebound"]
+    assert [change for _, change in moved] == ["apply"]  # once, and not back
+    assert len(changes) <= 3  # buckets follow the lengths, but do not jitter
+    first, changed = changes[0][0], moved[0][0]
     assert changed > JUMP
     assert replanned.steps[-1].train_gpus != kept.steps[-1].train_gpus  # roles moved between the sides
-    # The runs are the same until then; what follows takes less time, the change itself included.
-    assert [s.seconds for s in kept.steps[:changed]] == [s.seconds for s in replanned.steps[:changed]]
+    # The runs are the same until the first change; what follows takes less time, the change itself included.
+    assert [s.seconds for s in kept.steps[:first]] == [s.seconds for s in replanned.steps[:first]]
     later = slice(changed + 1, None)
     assert sum(s.seconds for s in replanned.steps[later]) < sum(s.seconds for s in kept.steps[later])
     assert replanned.seconds < kept.seconds

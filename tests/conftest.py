@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from vllm_parts import MAX_CONTEXT, SLOTS
+from vllm_parts import MAX_CONTEXT, PREFILL, SLOTS
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +15,8 @@ def _started_core() -> Iterator[Any]:
     from libra.tasks.engines.vllm_core import Core
     from libra.tasks.engines.vllm_options import VllmOptions
 
-    core = Core(EngineConfig(kind="vllm", slots=SLOTS, max_context=MAX_CONTEXT), VllmOptions(), None, ALONE)
+    config = EngineConfig(kind="vllm", slots=SLOTS, max_context=MAX_CONTEXT, max_prefill_tokens=PREFILL)
+    core = Core(config, VllmOptions(), None, ALONE)
     yield core
     core.close()
 

@@ -18,6 +18,8 @@ from libra.tasks.envs.base import Action
 VOCAB = 40
 SLOTS = 3
 MAX_CONTEXT = 200
+PREFILL = 48
+"""Tokens prefilled in a step: fewer than many a prompt has, and than those of several requests together."""
 INSTALLED = find_spec("vllm") is not None
 VLLM = [
     pytest.mark.vllm,

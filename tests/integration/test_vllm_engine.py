@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tiny_models import publish, tiny_model
-from vllm_parts import MAX_CONTEXT, SIZES, SLOTS, VLLM, VOCAB, publish_model, vllm_model
+from vllm_parts import MAX_CONTEXT, PREFILL, SIZES, SLOTS, VLLM, VOCAB, publish_model, vllm_model
 
 from libra.resources.errors import ConfigError, WeightError
 from libra.tasks.engines.base import EngineConfig, Generated, GenerateRequest
@@ -89,6 +89,17 @@ def test_a_request_is_drawn_again_the_same_and_another_stream_otherwise(engine: 
     again = run(engine, request("c", context))
     assert again["c"].tokens.tolist() == first["a"].tokens.tolist()
     assert first["b"].tokens.tolist() != first["a"].tokens.tolist()
+
+
+def test_what_is_drawn_does_not_depend_on_the_parts_in_which_a_prompt_is_computed(engine: Any) -> None:
+    """Alone it is computed in parts of `PREFILL` tokens, beside others in smaller ones."""
+    context = prompt(3 * PREFILL + 5, seed=3)
+    alone = run(engine, request("a", context))["a"]
+    others = [request(f"o{number}", prompt(PREFILL + 9, seed=4 + number), stream=number) for number in range(SLOTS - 1)]
+    beside = run(engine, *others, request("b", prompt(7, seed=9)), request("c", context))["c"]
+    assert beside.tokens.tolist() == alone.tokens.tolist()
+    expected = logprobs(0, context, alone.tokens, 1.0)
+    np.testing.assert_allclose(alone.logprobs, expected[np.arange(len(alone.tokens)), alone.tokens], atol=CLOSE)
 
 
 def test_new_weights_replace_the_old_ones_and_all_their_kv(engine: Any, tmp_path: Path) -> None:

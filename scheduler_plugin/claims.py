@@ -37,7 +37,7 @@ class Claim:
         self.spec, self.client = spec, client
         self.message = spec.to_wire()
         self.token = secrets.token_hex(16)
-        self.limits = _limits(spec)
+        self.limits = limits_of(spec)
         buckets = [Bucket(tp or 1, max_context) for tp, max_context, _ in spec.buckets]
         self.table = RoutingTable(load_policy(spec.policy), buckets, staging=bool(spec.engine.get("kv_arena")))
         self.keeper: Keeper | None = None
@@ -106,7 +106,9 @@ class Claim:
         changed.set()
 
 
-def _limits(spec: RunSpec) -> Limits:
+def limits_of(spec: RunSpec) -> Limits:
+    """How long the waits of a run's roles may take, and how often they are restarted. `ConfigError` for a key of
+    ``spec.pool`` that there is not."""
     unknown = set(spec.pool) - {"restarts", "backoff", "backoff_most", "stable", "drain"}
     if unknown:
         raise ConfigError(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from cluster_parts import playing
 from move_parts import moves_spec, play_all, rambling_weights, rewards
+from throttled_link import SECONDS
 from vllm_parts import VLLM
 
 from libra.pipeline.ledger.draft import Draft
@@ -36,11 +37,13 @@ def address() -> Iterator[str]:
 
 
 class ApartCluster(LibraLocalCluster):
-    """Each worker says that it is on a node of its own."""
+    """Each worker says that it is on a node of its own, and the link between them is slow."""
 
     def _worker(self, role: Role, slots: int) -> dict[str, Any]:
         worker = super()._worker(role, slots)
-        worker["options"]["options"]["resources"][f"node:{secrets.token_hex(4)}"] = 1
+        options = worker["options"]["options"]
+        options["resources"][f"node:{secrets.token_hex(4)}"] = 1
+        options["preload"] = [*options["preload"], "throttled_link"]
         return worker
 
 
@@ -169,10 +172,16 @@ def test_between_nodes_kv_is_fetched_or_computed_and_nothing_else_changes(
     with ApartCluster({"rollout": 2}, dashboard=False) as cluster:
         (drafts,), counters = played(str(cluster.scheduler_address), run, weights)
     assert rewards(run, drafts) == alone[:COUNT]
-    ways = Counter(move.migration.way for move in moved(drafts))
-    assert ways["fetch"] > 0
+    moves = [move.migration for move in moved(drafts)]
+    ways = Counter(move.way for move in moves)
     assert ways == {way: counters[f"kv:{way}"] for way in ways}
     assert not ways["load"]
+    # The first fetch shows how slow the link is; from then on computing is the cheaper.
+    fetched = [move for move in moves if move.way == "fetch"]
+    assert fetched
+    assert min(move.seconds for move in fetched) >= SECONDS
+    chosen = [move for move in moves if move.way == "prefill" and move.fetching and move.prefilling]
+    assert [move for move in chosen if move.prefilling < move.fetching]
 
 
 def share(moves: list[Moved]) -> float:

@@ -11,7 +11,16 @@ import pytest
 from libra.resources.errors import ConfigError
 from libra.resources.types import TrajectoryId
 from libra.tasks.names import sample_stream, session_name, session_seed, temperature
-from libra.tasks.registry import SHIPPED, engine_class, environment_class, kinds, load_object, trainer_class
+from libra.tasks.registry import (
+    LAUNCHES,
+    SHIPPED,
+    engine_class,
+    environment_class,
+    kinds,
+    launches_of,
+    load_object,
+    trainer_class,
+)
 
 
 def test_shipped_kinds_and_import_paths() -> None:
@@ -47,6 +56,11 @@ def test_load_object_names_the_key() -> None:
     assert load_object("child_parts:endless", "engine.options.script").__name__ == "endless"
     with pytest.raises(ConfigError, match=r"engine\.options\.script = 'endless' is no import path"):
         load_object("endless", "engine.options.script")
+
+
+@pytest.mark.parametrize("kind", kinds("trainer"))
+def test_what_a_trainer_launches_is_known_without_its_import_and_is_what_it_says(kind: str) -> None:
+    assert LAUNCHES[kind] == trainer_class(kind).launches == launches_of(kind)
 
 
 def test_asking_for_scripted_imports_no_torch() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from libra.pipeline.config import RunConfig
 from libra.resources.durable import write_file
 from libra.resources.errors import ConfigError
+from libra.resources.kv.ownership import SHARED_MEMORY
+from libra.scheduler_plugin.learned import POLICY_FILE, learn
 from libra.scheduler_plugin.policy import load_policy
 from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment
@@ -30,10 +32,33 @@ class Prepared:
 def check_config(config: RunConfig) -> None:
     """Look at what ``config`` names, without writing anything. `ConfigError` says what is missing or damaged."""
     environment_class(config.environment.kind)
-    load_policy(config.policy.options())
+    check_policy(config)
     check_model(config)
+    check_arenas(config)
     if (source := tokenizer_source(config)) is not None:
         check_tokenizer(source, _key(config))
+
+
+def check_policy(config: RunConfig) -> None:
+    """`ConfigError` unless the bucket policy can be made and learn from what ``policy.learn_from`` names (which a run
+    that has learned itself does not read, and a scheduler elsewhere reads there)."""
+    policy = load_policy(config.policy.options())
+    if config.cluster.scheduler is None and not (config.run_dir / POLICY_FILE).exists():
+        learn(policy, config.policy.learn_from, config.policy.learn_keep)
+
+
+def check_arenas(config: RunConfig, shared: Path = SHARED_MEMORY) -> None:
+    """`ConfigError` unless the KV arenas of a local cluster's instances fit together in ``shared``."""
+    each, arenas = config.engine.kv_arena, sum(bucket.instances for bucket in config.buckets)
+    if not each or config.cluster.scheduler is not None:
+        return
+    free = shutil.disk_usage(shared).free
+    if each * arenas > free:
+        raise ConfigError(
+            f"engine.kv_arena = {each} bytes for each of {arenas} instances (buckets.*.instances) do not fit in "
+            f"{shared}, which has {free} bytes free: use engine.kv_arena = {free // (2 * arenas)} or less, or enlarge "
+            f"it (mount -o remount,size=… {shared}; docker: --shm-size=…)"
+        )
 
 
 def check_model(config: RunConfig) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 import libra
 from libra.pipeline.config import RunConfig, load_config
-from libra.pipeline.run.prepare import TOKENIZER, check_config, prepare
+from libra.pipeline.run.prepare import TOKENIZER, check_arenas, check_config, prepare
 from libra.resources.errors import BrokenEnvironmentError, ConfigError, StoreError
+from libra.scheduler_plugin.cmlfq.policy import CMlfq
 
 
 def scripted(run_dir: Path, *overrides: str) -> RunConfig:
@@ -50,6 +51,36 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     config = scripted(tmp_path / "run", "environment.kind=broken_environments:Garbled")
     with pytest.raises(ConfigError, match=rf"^environment.kind: {tmp_path / TOKENIZER} is no tokenizer.json"):
         prepare(config, tmp_path)
+
+
+def test_a_file_that_a_policy_cannot_learn_from_is_named_before_anything_starts(tmp_path: Path) -> None:
+    for_another, damaged = tmp_path / "other.bin", tmp_path / "damaged.bin"
+    for_another.write_bytes(CMlfq({}).learned())
+    damaged.write_bytes(for_another.read_bytes()[:-1])
+    for kind, file, words in (
+        ("cmlfq", damaged, "its checksum does not match"),
+        ("cmlfq", tmp_path / "nowhere.bin", "No such file"),
+        ("least_loaded", for_another, "LeastLoaded learns nothing"),
+    ):
+        config = scripted(tmp_path / "run", f"policy.kind={kind}", f"policy.learn_from=[{file}]")
+        with pytest.raises(ConfigError, match=rf"^policy.learn_from names {file}, .*{words}.*; name the policy.bin of"):
+            check_config(config)
+    check_config(scripted(tmp_path / "run", "policy.kind=cmlfq", f"policy.learn_from=[{for_another}]"))
+
+
+def test_a_run_that_has_learned_itself_does_not_need_what_it_once_learned_from(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "policy.bin").write_bytes(CMlfq({}).learned())
+    check_config(scripted(run, "policy.kind=cmlfq", "policy.learn_from=[/nowhere/policy.bin]"))
+
+
+def test_arenas_that_shared_memory_cannot_hold_are_named_before_anything_starts(tmp_path: Path) -> None:
+    config = load_config("vllm_cpu", [f"run_dir={tmp_path / 'run'}", "engine.kv_arena=1000 TiB"])
+    words = rf"^engine.kv_arena = {1000 * 2**40} bytes for each of 2 instances .* do not fit in {tmp_path}, which has "
+    with pytest.raises(ConfigError, match=words + r"\d+ bytes free: use engine.kv_arena = \d+ or less"):
+        check_arenas(config, tmp_path)
+    check_arenas(load_config("vllm_cpu", [f"run_dir={tmp_path / 'run'}", "engine.kv_arena=3 MiB"]), tmp_path)
 
 
 def test_a_lost_tokenizer_folder_is_made_again(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 import libra
+import libra.pipeline.run.prepare as prepare_module
 from libra.pipeline.config import RunConfig, load_config
-from libra.pipeline.run.prepare import TOKENIZER, check_arenas, check_config, prepare
+from libra.pipeline.run.prepare import TOKENIZER, check_arenas, check_config, check_model, prepare
 from libra.resources.errors import BrokenEnvironmentError, ConfigError, StoreError
 from libra.scheduler_plugin.cmlfq.policy import CMlfq
 
@@ -81,6 +83,33 @@ def test_arenas_that_shared_memory_cannot_hold_are_named_before_anything_starts(
     with pytest.raises(ConfigError, match=words + r"\d+ bytes free: use engine.kv_arena = \d+ or less"):
         check_arenas(config, tmp_path)
     check_arenas(load_config("vllm_cpu", [f"run_dir={tmp_path / 'run'}", "engine.kv_arena=3 MiB"]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "buckets", "words"),
+    [
+        ({}, "[{tp: 8}]", "buckets.0.tp = 8, but the 4 attention heads of the model in .* use a degree that divides"),
+        ({"head_dim": 48}, "[{tp: 2}]", "the model has head_dim 48, which vLLM's attention on CPUs does not know"),
+        ({"head_dim": 32}, "[{tp: 2}]", ""),
+    ],
+)
+def test_a_checkpoint_that_vllm_cannot_serve_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, int], buckets: str, words: str
+) -> None:
+    monkeypatch.setattr(prepare_module, "gpus_here", lambda environment: ())
+    model = {
+        "model_type": "qwen3", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True, "dtype":
+        "float32", **changed,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    (tmp_path / "model.safetensors").touch()
+    config = load_config("vllm_cpu", [f"trainer.model={tmp_path}", f"buckets={buckets}"])
+    if not words:
+        check_model(config)
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_model(config)
 
 
 def test_a_lost_tokenizer_folder_is_made_again(tmp_path: Path) -> None:

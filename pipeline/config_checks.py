@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from libra.resources.config_errors import did_you_mean
+from libra.resources.kv.ownership import DEFAULT_SLOTS
+from libra.resources.kv.records import Geometry
 from libra.scheduler_plugin.planner.planner import PlannerConfig
 from libra.tasks.engines.vllm_options import vllm_problems
 from libra.tasks.registry import STAGING, Seam, kinds
@@ -72,6 +74,11 @@ def _arena(config: RunConfig) -> Iterator[str]:
         yield (
             f"engine.kv_arena = {engine.kv_arena} but engine.kind = {engine.kind!r}, which stages no KV: use "
             f"engine.kind = {' or '.join(map(repr, STAGING))}, or engine.kv_arena = 0"
+        )
+    if 0 < engine.kv_arena <= (tables := Geometry(DEFAULT_SLOTS, 0, 0).data):
+        yield (
+            f"engine.kv_arena = {engine.kv_arena} bytes, of which an arena's tables alone take {tables}: use some "
+            "contexts' worth of KV more, such as 64 MiB, or 0 to stage none"
         )
 
 

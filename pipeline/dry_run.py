@@ -20,7 +20,14 @@ import psutil
 
 from libra.pipeline.checks import Check
 from libra.pipeline.config import RunConfig
-from libra.pipeline.run.prepare import check_inline, check_model, check_tokenizer, make_tokenizer_file
+from libra.pipeline.run.prepare import (
+    check_arenas,
+    check_inline,
+    check_model,
+    check_policy,
+    check_tokenizer,
+    make_tokenizer_file,
+)
 from libra.pipeline.run.spec import planner_of
 from libra.pipeline.run_folders import finished, has_begun, progress
 from libra.pipeline.store.lock import RunLock
@@ -31,7 +38,6 @@ from libra.resources.cluster.local import PRELOAD
 from libra.resources.errors import ClusterError, ConfigError, LibraError
 from libra.resources.types import Stream
 from libra.scheduler_plugin.planner.online import Online, WorkerDevice
-from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.roles import Duty
 from libra.tasks.envs import calls
 from libra.tasks.registry import environment_class
@@ -47,7 +53,7 @@ _TRAIN_BYTES = 4 * 4
 
 def examine_run(config: RunConfig, *, resume: bool, fresh: bool) -> list[Check]:
     """Every check of ``config``."""
-    checks = [_model(config), *_cache(config), _policy(config), *_planner(config)]
+    checks = [_model(config), *_cache(config), _policy(config), *_arenas(config), *_planner(config)]
     with tempfile.TemporaryDirectory(prefix="libra-dry-run-") as folder:
         try:
             environment_class(config.environment.kind)
@@ -102,10 +108,22 @@ def _cache(config: RunConfig) -> Iterator[Check]:
 
 def _policy(config: RunConfig) -> Check:
     try:
-        load_policy(config.policy.options())
+        check_policy(config)
     except ConfigError as error:
         return Check("policy", "missing", str(error))
     return Check("policy", "ok", config.policy.kind)
+
+
+def _arenas(config: RunConfig) -> Iterator[Check]:
+    """Whether the shared memory of this machine holds what engines stage."""
+    if not config.engine.kv_arena or config.cluster.scheduler is not None:
+        return
+    try:
+        check_arenas(config)
+    except ConfigError as error:
+        yield Check("KV arenas", "missing", str(error))
+    else:
+        yield Check("KV arenas", "ok", f"{config.engine.kv_arena / _GIB:.2f} GiB of shared memory for each instance")
 
 
 def _planner(config: RunConfig) -> Iterator[Check]:

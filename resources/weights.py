@@ -16,6 +16,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from os import getpid, getuid
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,8 @@ def weight_directory(run_dir: Path, run: str, needed: int = 1 << 28, shared: Pat
         directory = shared / f"libra-{run}-weights" if in_memory else run_dir / "weights"
         if directory in _owned:
             return directory
-        directory.mkdir(mode=0o700, parents=not in_memory, exist_ok=True)
+        with suppress(FileExistsError):  # no directory: `_ours` says so
+            directory.mkdir(mode=0o700, parents=not in_memory, exist_ok=True)
         if in_memory and not _ours(directory):
             raise WeightError(
                 f"{directory} belongs to another user or is no directory; remove it or name the run otherwise"
@@ -183,12 +185,15 @@ def reap_weight_directories(shared: Path = SHARED_MEMORY) -> list[Path]:
     """Remove this user's weight directories in ``shared`` whose owner is dead; returns them."""
     reaped = []
     for directory in sorted(shared.glob("libra-*-weights")):
-        # A young directory without a lock file is one whose owner is just making it.
-        young = not (directory / OWNER_FILE).exists() and time.time() - directory.lstat().st_mtime < _YOUNG_SECONDS
-        if young or not _ours(directory):
-            continue
-        with _owned_guard:
-            lock = None if directory in _owned else HeldLock.take(directory / OWNER_FILE, "reaper")
+        try:
+            # A young directory without a lock file is one whose owner is just making it.
+            young = not (directory / OWNER_FILE).exists() and time.time() - directory.lstat().st_mtime < _YOUNG_SECONDS
+            if young or not _ours(directory):
+                continue
+            with _owned_guard:
+                lock = None if directory in _owned else HeldLock.take(directory / OWNER_FILE, "reaper")
+        except FileNotFoundError:
+            continue  # its owner, or another reaper, has just removed it
         if lock is not None:
             _remove(directory, lock)
             reaped.append(directory)

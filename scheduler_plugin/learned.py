@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from libra.resources.durable import write_file
@@ -16,6 +17,8 @@ from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.policy import BucketPolicy
 
+POLICY_FILE = "policy.bin"
+"""In the run's folder."""
 SAVE_SECONDS = 60.0
 """Between saves while the run goes on; the scheduler's death loses what was learned since."""
 
@@ -30,12 +33,21 @@ def load(policy: BucketPolicy, spec: RunSpec) -> list[str]:
         except (OSError, ValueError) as error:
             return [f"what the bucket policy had learned ({own}) is of no use and is left out: {error}"]
         return []
-    for name in spec.learn_from:
-        try:
-            policy.relearn(Path(name).read_bytes(), spec.learn_keep)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"policy.learn_from names {name}, which cannot be learned from: {error}") from error
+    learn(policy, spec.learn_from, spec.learn_keep)
     return []
+
+
+def learn(policy: BucketPolicy, files: Iterable[str], keep: float) -> None:
+    """Teach ``policy`` what ``policy.learn_from`` names, worth ``keep``. `ConfigError` for a file that is missing,
+    damaged, or of no use to this policy."""
+    for name in files:
+        try:
+            policy.relearn(Path(name).read_bytes(), keep)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"policy.learn_from names {name}, which cannot be learned from: {error}; name the policy.bin of a run "
+                "with the same policy.kind, or leave it out"
+            ) from error
 
 
 class Keeper:
@@ -75,4 +87,4 @@ class Keeper:
 
 
 def _file(spec: RunSpec) -> Path:
-    return Path(spec.run_dir) / "policy.bin"
+    return Path(spec.run_dir) / POLICY_FILE

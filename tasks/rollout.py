@@ -174,12 +174,13 @@ class RolloutRole(Role):
         reached. ``hint``: where its KV may come from, and whether it shall be staged."""
         started = time.time()
         max_new = min(max_new, self.room(len(context)))
-        if max_new < 1 or self._drains:
-            empty = self._empty_segment(len(context), started)
-            return replace(empty, finish="abort") if max_new >= 1 else empty
+        if max_new < 1:
+            return self._empty_segment(len(context), started)
         staging, name = self._staging, str(trajectory)
-        if staging is not None:
+        if staging is not None and not self._drains:
             hint = await staging.bring(name, context, hint, self.spec.load_seconds)
+        if self._drains:  # maybe only since its KV was being brought
+            return replace(self._empty_segment(len(context), started), finish="abort")
         end = await self._request(
             name,
             tokens=np.asarray(context, np.int32),

@@ -242,6 +242,10 @@ class LibraWorker(WorkerPlugin):
             await role.load(weights)
         except LibraError as failure:
             error = str(failure)
+        except Exception as failure:
+            # Nobody else would say so, and the plugin would wait for its whole deadline.
+            logger.warning("version %d of the weights did not load", weights.version, exc_info=True)
+            error = error_text(failure)
         loaded = {"version": weights.version, "digest": weights.digest}
         self._send(wire.WEIGHTS_LOADED, epoch=role.epoch, **loaded, error=error)
         self._report_if_ready(role)

@@ -317,17 +317,19 @@ class RunLoop:
             self._p.emit(Load(time.time(), look.running))
             if look.policy:
                 self._p.emit(PolicyState(time.time(), look.policy))
-            self._p.emit(self._idle_engines())
+            self._p.emit(idle_engines(self._p.fleet, self._p.player.active, self._ledger.version))
 
-    def _idle_engines(self) -> WaitStarted:
-        """What an engine that is idle now waits for."""
-        if playing := self._p.player.active:
-            detail = f"tool returns and hand-over of {playing} trajectories"
-            return WaitStarted(time.time(), "engines", "rollout", "tool", detail, "tool workers, the scheduler")
-        detail = f"room for a group (version {self._ledger.installed} installed, {self._ledger.version} trained)"
-        return WaitStarted(
-            time.time(), "engines", "rollout", "admission", detail, "training, then its weights installed"
-        )
+
+def idle_engines(fleet: Fleet, playing: int, trained: int) -> WaitStarted:
+    """What an engine that is idle now waits for, with ``playing`` trajectories under way and version ``trained``."""
+    if fleet.installed is None:
+        detail = f"an instance with weights ({fleet.describe('rollout')})"
+        return WaitStarted(time.time(), "engines", "rollout", "start", detail, "the workers, which start their engines")
+    if playing:
+        detail = f"tool returns and hand-over of {playing} trajectories"
+        return WaitStarted(time.time(), "engines", "rollout", "tool", detail, "tool workers, the scheduler")
+    detail = f"room for a group (version {fleet.installed} installed, {trained} trained)"
+    return WaitStarted(time.time(), "engines", "rollout", "admission", detail, "training, then its weights installed")
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

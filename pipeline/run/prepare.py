@@ -4,14 +4,20 @@ its tokenizer and environment before its cluster is started.
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from libra.pipeline.config import RunConfig
+from libra.resources.cluster.devices import gpus_here
 from libra.resources.durable import write_file
 from libra.resources.errors import ConfigError
+from libra.resources.kv.ownership import SHARED_MEMORY
+from libra.resources.specs.hf import model_from_hf
+from libra.scheduler_plugin.learned import POLICY_FILE, learn
 from libra.scheduler_plugin.policy import load_policy
+from libra.tasks.engines.vllm_options import HEAD_DIMS, head_dim_problem
 from libra.tasks.envs import calls
 from libra.tasks.envs.base import Environment
 from libra.tasks.registry import environment_class
@@ -30,10 +36,33 @@ class Prepared:
 def check_config(config: RunConfig) -> None:
     """Look at what ``config`` names, without writing anything. `ConfigError` says what is missing or damaged."""
     environment_class(config.environment.kind)
-    load_policy(config.policy.options())
+    check_policy(config)
     check_model(config)
+    check_arenas(config)
     if (source := tokenizer_source(config)) is not None:
         check_tokenizer(source, _key(config))
+
+
+def check_policy(config: RunConfig) -> None:
+    """`ConfigError` unless the bucket policy can be made and learn from what ``policy.learn_from`` names (which a run
+    that has learned itself does not read, and a scheduler elsewhere reads there)."""
+    policy = load_policy(config.policy.options())
+    if config.cluster.scheduler is None and not (config.run_dir / POLICY_FILE).exists():
+        learn(policy, config.policy.learn_from, config.policy.learn_keep)
+
+
+def check_arenas(config: RunConfig, shared: Path = SHARED_MEMORY) -> None:
+    """`ConfigError` unless the KV arenas of a local cluster's instances fit together in ``shared``."""
+    each, arenas = config.engine.kv_arena, sum(bucket.instances for bucket in config.buckets)
+    if not each or config.cluster.scheduler is not None:
+        return
+    free = shutil.disk_usage(shared).free
+    if each * arenas > free:
+        raise ConfigError(
+            f"engine.kv_arena = {each} bytes for each of {arenas} instances (buckets.*.instances) do not fit in "
+            f"{shared}, which has {free} bytes free: use engine.kv_arena = {free // (2 * arenas)} or less, or enlarge "
+            f"it (mount -o remount,size=… {shared}; docker: --shm-size=…)"
+        )
 
 
 def check_model(config: RunConfig) -> None:
@@ -47,6 +76,23 @@ def check_model(config: RunConfig) -> None:
         raise ConfigError(f"{folder} holds no config.json: {mend}")
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder} holds no *.safetensors: {mend}")
+    if config.engine.kind == "vllm":
+        _check_served_by_vllm(config, folder)
+
+
+def _check_served_by_vllm(config: RunConfig, folder: Path) -> None:
+    """`ConfigError` unless vLLM can deal the heads of the model in ``folder`` to the ranks of every bucket, and, where
+    its attention is that of CPUs, knows their size."""
+    model = model_from_hf(folder)
+    for index, bucket in enumerate(config.buckets):
+        if model.query_heads % bucket.tp:
+            raise ConfigError(
+                f"buckets.{index}.tp = {bucket.tp}, but the {model.query_heads} attention heads of the model in "
+                f"{folder} (trainer.model) cannot be dealt to {bucket.tp} ranks: use a degree that divides them"
+            )
+    on_cpus = config.cluster.scheduler is None and not gpus_here(os.environ)
+    if on_cpus and model.head_dim not in HEAD_DIMS:
+        raise ConfigError(f"{head_dim_problem(model.head_dim)} ({folder}, trainer.model)")
 
 
 def tokenizer_source(config: RunConfig) -> Path | None:

@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from libra.resources.durable import HeldLock, Holder
@@ -97,7 +98,8 @@ class OwnedArena:
         """The lock of the directory, which is made if it is not there."""
         until = time.monotonic() + _TAKE_SECONDS
         while True:
-            self.directory.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):  # no directory: `_ours` says so
+                self.directory.mkdir(mode=0o700, exist_ok=True)
             try:
                 if not _ours(self.directory):
                     raise KVError(

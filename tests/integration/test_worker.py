@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,7 +23,9 @@ from libra.resources.codec import segment_from_wire, tool_return_from_wire, traj
 from libra.resources.errors import DeadlineError, InfraError, StoreError, TaskError
 from libra.resources.kv.arena import Arena
 from libra.resources.kv.ownership import arena_path
-from libra.resources.types import ToolReturn, Trajectory, TrajectoryId
+from libra.resources.types import Tokens, ToolReturn, Trajectory, TrajectoryId
+from libra.tasks.arena import WorkerArena
+from libra.tasks.kv import Hint, Staging
 from libra.tasks.reward import reward
 from libra.tasks.rollout import RolloutRole, rollout
 from libra.tasks.tool import tool
@@ -286,6 +289,51 @@ async def test_staged_kv_outlives_engine_and_role_and_ends_with_the_run(tmp_path
         await c.ready(0, "rollout", run, published)
         assert path.exists()
     assert not path.parent.exists()  # it ends with the worker
+
+
+@awaited
+async def test_whatever_keeps_weights_from_loading_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lend(arena: WorkerArena, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/dev/shm/libra-r1-kv-a")
+
+    monkeypatch.setattr(WorkerArena, "lend", lend)
+    engine = {"kind": "child_parts:StagingEngine", "slots": 4, "max_context": 500, "kv_arena": 4 * 2**20}
+    spec = replace(run_spec(tmp_path), engine={**engine, "options": {"vocab": 9}})
+    async with cluster() as c:
+        epoch = c.start(0, "rollout", spec)
+        await until(lambda: c.plugin().state == "waiting", "the engine to be up")
+        c.send(0, wire.LOAD_WEIGHTS, epoch=epoch, weights=weights(tmp_path))
+        await until(lambda: loads(c), "the answer")
+        assert "No space left on device: '/dev/shm/libra-r1-kv-a'" in loads(c)[0]["error"]
+
+
+@awaited
+async def test_a_drain_that_begins_while_kv_is_brought_cuts_that_request_short_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bringing, brought = asyncio.Event(), asyncio.Event()
+
+    async def bring(staging: Staging, trajectory: str, context: Tokens, hint: Hint, seconds: float) -> Hint:
+        bringing.set()
+        await brought.wait()
+        return hint
+
+    monkeypatch.setattr(Staging, "bring", bring)
+    engine = {"kind": "child_parts:StagingEngine", "slots": 4, "max_context": 500, "kv_arena": 4 * 2**20}
+    spec = replace(run_spec(tmp_path), engine={**engine, "options": {"vocab": 9}})
+    async with cluster() as c:
+        epoch = await c.ready(0, "rollout", spec, weights(tmp_path))
+        running = asyncio.create_task(c.run(0, rollout, rollout_request("g0m0")))
+        await bringing.wait()
+        c.send(0, wire.DRAIN, epoch=epoch, drains=True)
+        role = c.plugin().role
+        assert isinstance(role, RolloutRole)
+        await until(lambda: role._drains, "the drain to begin")
+        brought.set()
+        segment = segment_from_wire((await running)["segment"])
+        assert (segment.finish, len(segment.tokens)) == ("abort", 0)
 
 
 @awaited

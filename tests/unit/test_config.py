@@ -56,6 +56,10 @@ def refused(changes: dict[str, Any]) -> str:
             {"environment": {"max_turn_tokens": 2000}},
             ["environment.max_turn_tokens = 2000", "engine.max_context = 1024"],
         ),
+        (
+            {"engine": {"kind": "my.module:Staging", "kv_arena": "1 MiB"}},
+            ["engine.kv_arena = 1048576 bytes", "tables alone take 2097152", "or 0"],
+        ),
         ({"trainer": {"micro_batch_tokens": 5}}, ["trainer.micro_batch_tokens = 5", "engine.max_context = 1024"]),
         ({"algorithm": {"min_usable": 9}}, ["min_usable is 9", "8 members"]),
         ({"eval": {"every": 50}}, ["eval.every = 50", "steps = 12"]),

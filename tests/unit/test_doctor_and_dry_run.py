@@ -114,6 +114,7 @@ def test_a_dry_run_checks_everything_and_leaves_nothing_behind(tmp_path: Path) -
         (["environment.kind=no.such:Env"], "environment", "cannot import 'no.such'"),
         (["policy.kind=no.such:Policy"], "policy", "no.such:Policy"),
         (["policy.marginn=1"], "policy", "marginn"),
+        (["policy.kind=cmlfq", "policy.learn_from=[/nowhere/policy.bin]"], "policy", "/nowhere/policy.bin"),
         (["planner.enabled=true", "planner.model=qwen3_5b"], "planner", "there is no model spec 'qwen3_5b'"),
         (["planner.enabled=true", "planner.model=qwen3_4b", "planner.train=move"], "planner", "rollout-0, train-1 may"),
         (["tokenizer=/nowhere/tokenizer.json"], "tokenizer", "/nowhere/tokenizer.json"),

@@ -311,6 +311,12 @@ def test_an_arena_that_cannot_be_made_leaves_nothing(tmp_path: Path, run: str, b
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_in_an_arena_s_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "libra-r1-kv-w0").touch()
+    with pytest.raises(KVError, match="libra-r1-kv-w0 belongs to another user or is no directory"):
+        OwnedArena("r1", "w0", SMALL, 3 * MIB, shared=tmp_path)
+
+
 def test_what_is_no_arena_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KVError, match="has its worker ended"):
         Arena(tmp_path / "arena")

@@ -14,6 +14,7 @@ import pytest
 
 from libra.resources.errors import WeightError
 from libra.resources.weights import (
+    OWNER_FILE,
     check_weights,
     checked_tensors,
     load_weights,
@@ -197,3 +198,19 @@ def test_the_directory_of_a_killed_owner_is_reaped_and_that_of_a_living_one_refu
         owner.communicate(timeout=60)
     assert reap_weight_directories(tmp_path) == [tmp_path / "libra-feedbeef-weights"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_another_reaper_removes_first_is_none_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, left = tmp_path / "libra-0badcafe-weights", tmp_path / "libra-feedbeef-weights"
+    left.mkdir()
+    (left / OWNER_FILE).touch()
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([gone, left]))
+    assert reap_weight_directories(tmp_path) == [left]
+
+
+def test_a_file_in_the_directory_s_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "libra-0badcafe-weights").touch()
+    with pytest.raises(WeightError, match="libra-0badcafe-weights belongs to another user or is no directory"):
+        weight_directory(tmp_path, "0badcafe", shared=tmp_path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 from libra.resources.errors import ClusterError
@@ -76,12 +77,18 @@ def environment_of(gpus: Sequence[Gpu]) -> dict[str, str]:
     return {VISIBLE: ",".join(str(gpu.index) for gpu in gpus), ORDER: "PCI_BUS_ID"}
 
 
+def _named(value: str) -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` names: CUDA stops at the first entry that is neither an index nor a UUID."""
+    names = [name.strip() for name in value.split(",")]
+    return list(takewhile(lambda name: name.isdigit() or name.startswith("GPU-"), names))
+
+
 def _visible(gpu: Gpu, value: str | None) -> bool:
     """Whether ``CUDA_VISIBLE_DEVICES`` names the GPU, by index or by the beginning of its UUID."""
     if value is None:
         return True
-    names = [name.strip() for name in value.split(",")]
-    return any(name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name)) for name in names)
+    by_uuid = any(name.startswith("GPU-") and gpu.uuid.startswith(name) for name in _named(value))
+    return by_uuid or str(gpu.index) in _named(value)
 
 
 def _text(value: str | bytes) -> str:

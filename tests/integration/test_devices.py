@@ -27,8 +27,8 @@ def machine(domains: list[int]) -> RecordedNVML:
 
 @pytest.mark.parametrize(
     ("visible", "seen"),
-    [(None, [0, 1, 2]), ("1,2", [1, 2]), ("GPU-00000002", [2]), ("", []), ("7", [])],
-    ids=["all", "by index", "by UUID", "none", "another machine's"],
+    [(None, [0, 1, 2]), ("1,2", [1, 2]), ("GPU-00000002", [2]), ("", []), ("7", []), ("0,-1,1", [0])],
+    ids=["all", "by index", "by UUID", "none", "another machine's", "up to what is none"],
 )
 def test_only_what_the_launcher_sees_is_dealt_out(visible: str | None, seen: list[int]) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}

@@ -27,7 +27,7 @@ from libra.resources.errors import ConfigError
 from libra.resources.inventory import from_cluster
 from libra.resources.specs import load_model
 from libra.resources.types import Plan, RequestRecord
-from libra.scheduler_plugin.planner import Planner, PlannerConfig
+from libra.scheduler_plugin.planner import PLANNED, Planner, PlannerConfig
 from libra.scheduler_plugin.planner.planner import Profiles
 from libra.scheduler_plugin.planner.replan import Outlook, Replanner
 from libra.scheduler_plugin.planner.rescore import best_simulated, cmlfq_for, grouped, simulated_seconds
@@ -36,6 +36,7 @@ from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.policy.oracle import Oracle
 from libra.scheduler_plugin.simulation import LoopConfig, LoopResult, Moves, RunLoop, StepReport, Trace
+from libra.tasks.registry import launches_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def planner_of(scenario: Scenario, layouts: str = "any", overlap: int | None = N
     config = PlannerConfig.model_validate(
         {
             "trainer": scenario.trainer,
+            "launches": None if scenario.trainer in PLANNED else launches_of(scenario.trainer),
             "slots": scenario.slots,
             "layouts": layouts,
             "overlap": scenario.alpha + 1 if overlap is None else overlap,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from run_harness import records
 
 pytestmark = pytest.mark.cluster
 COMMAND = [sys.executable, "-c", "from libra.pipeline.cli import main; main()"]
@@ -33,7 +34,7 @@ def test_a_run_from_the_command_line_leaves_its_files_and_says_where(tmp_path: P
     assert summary["heldout_before"] is not None
     assert summary["heldout_after"] is not None
     assert summary["wall_seconds"] > 0
-    assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 4, "two steps, two evaluations"
+    assert [len(records(run_dir, kind)) for kind in ("step", "eval")] == [2, 2]
     assert (run_dir / "report.html").stat().st_size > 10_000
     assert "step 2/2" in done.stdout
     assert "dashboard http://127.0.0.1:" in done.stdout
@@ -71,7 +72,7 @@ def test_ctrl_c_ends_everything_and_resume_goes_on(tmp_path: Path, number: signa
     assert not alive
     run_dir = tmp_path / "runs" / "scripted"
     assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "interrupted"
-    done = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    done = records(run_dir, "step")[-1]["step"]
 
     again = train(tmp_path)
     assert again.returncode == 1

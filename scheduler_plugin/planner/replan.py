@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field
 
 from libra.resources.config import Config
-from libra.resources.types import BucketPlan, Plan
+from libra.resources.types import BucketPlan, Plan, RequestRecord
 
 Action = Literal["keep", "apply", "rebound", "roll_back"]
 
@@ -55,6 +55,17 @@ class ReplanConfig(Config):
     """Steps whose measured times are averaged."""
     switch_seconds: float = Field(default=15.0, ge=0)
     """Switching cost until one was measured (published: 3.6 + 4.4 s to train, 10.8 s to roll out)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A step of the run: its number, its seconds, what its requests took, and the seconds of its update (None: not
+    told)."""
+
+    step: int
+    seconds: float
+    records: tuple[RequestRecord, ...]
+    train_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import pytest
 from workloads import records
 
 from libra.scheduler_plugin.planner.following import Following
-from libra.scheduler_plugin.planner.online import Online, OnlineConfig, Seen, WorkerDevice
+from libra.scheduler_plugin.planner.online import Online, OnlineConfig, WorkerDevice
+from libra.scheduler_plugin.planner.replan import Seen
 from libra.scheduler_plugin.roles import Duty
 
 

@@ -10,7 +10,8 @@ from workloads import records
 
 from libra.resources.errors import ConfigError
 from libra.resources.types import RequestRecord
-from libra.scheduler_plugin.planner.online import Online, OnlineConfig, Seen, WorkerDevice
+from libra.scheduler_plugin.planner.online import Online, OnlineConfig, WorkerDevice
+from libra.scheduler_plugin.planner.replan import Seen
 from libra.scheduler_plugin.roles import Duty
 
 REPLICAS = {"trainer": "scripted", "launches": {"dp": None}}

@@ -16,9 +16,10 @@ from libra.resources.cost_model import Requests, RolloutCosts, StepCost
 from libra.resources.cost_model.rollout import QueueModel, set_seconds
 from libra.resources.specs import load_hardware, load_model
 from libra.resources.types import Bucket, ToolReturn, ToolState, Trajectory, TrajectoryId
-from libra.scheduler_plugin.planner.replan import ReplanConfig, Replanner
+from libra.scheduler_plugin.planner.replan import ReplanConfig
 from libra.scheduler_plugin.planner.rescore import best_simulated, cmlfq_for, grouped
 from libra.scheduler_plugin.planner.routing import PlanRouting
+from libra.scheduler_plugin.planner.steering import InProcess, Steering
 from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.policy.context_bounds import ContextBounds
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
@@ -218,7 +219,7 @@ def drifted_run(router: str, replan: bool, seed: int) -> LoopResult:
     config = ReplanConfig(interval=1, cool_down=5, confirm=3, minimum_gain=0.15)
     loop = RunLoop(
         LoopConfig(s.steps, s.groups, s.members), planner, plan, workload.group, policy, moves_of(planner, True),
-        Replanner(config, plan) if replan else None,
+        InProcess(Steering(planner, config, plan, {"kind": router}), simulated=False) if replan else None,
     )  # fmt: skip
     return loop.run()
 
@@ -248,7 +249,8 @@ def test_steady_work_is_not_replanned() -> None:
     plan = planner.plan([t.record() for t in workload.batch(0)])
     loop = RunLoop(
         LoopConfig(s.steps, s.groups, s.members), planner, plan, workload.group, LeastLoaded({}),
-        moves_of(planner, True), Replanner(ReplanConfig(), plan),
+        moves_of(planner, True),
+        InProcess(Steering(planner, ReplanConfig(), plan, {"kind": "least_loaded"}), simulated=False),
     )  # fmt: skip
     assert loop.run().changes <= 1
 

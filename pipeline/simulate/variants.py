@@ -147,7 +147,8 @@ def _first_plan(
 def _steering(scenario: Scenario, planner: Planner, plan: Plan) -> InProcess:
     """Replanning as the plugin does it; plans are simulated here, as many as the scenario says."""
     most = max(1, scenario.rescore)
-    return InProcess(Steering(planner, scenario.replan, plan, {"kind": "cmlfq"}, most=most), scenario.rescore > 0)
+    steering = Steering(planner, scenario.replan, plan, {"kind": "cmlfq"}, most=most, last=scenario.steps)
+    return InProcess(steering, scenario.rescore > 0)
 
 
 def _policy(variant: VariantName, planner: Planner, workload: Workload) -> BucketPolicy:

@@ -48,6 +48,8 @@ class OnlineConfig(Config):
     train: Literal["fixed", "move"] = "fixed"
     """``fixed``: training keeps its workers, rollout is laid out anew; ``move``: workers change sides too (a trainer of
     several ranks that may join and leave, and workers that may take both roles)."""
+    steps: int | None = Field(default=None, ge=1)
+    """The run's last step, after which no change pays; None: not known. A run says its own."""
     seconds: float = Field(default=10.0, gt=0)
     """How long making a plan may take."""
     rescore_seconds: float = Field(default=SECONDS, ge=0)
@@ -103,7 +105,8 @@ class Online(Steering):
             _check_kinds(config, inventory)
         planner = Planner(load_model(config.model), inventory, config.planner, profiles)
         plan = _in_force(planner, workers)
-        super().__init__(planner, config.replan, plan, policy or {"kind": "cmlfq"}, config.train == "fixed")
+        fixed = config.train == "fixed"
+        super().__init__(planner, config.replan, plan, policy or {"kind": "cmlfq"}, fixed, last=config.steps)
 
     def classes(self, plan: Plan) -> dict[str, str]:
         """Which kind of hardware every request class goes to under ``plan``; empty on one kind."""

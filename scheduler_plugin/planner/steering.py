@@ -50,7 +50,8 @@ class Figures:
 
 class Steering:
     """``plan``: in force as the run begins. ``policy``: the run's bucket policy (``kind`` and options), for simulation.
-    ``fixed``: the training side keeps what it has. ``most``: plans simulated a look, at most."""
+    ``fixed``: the training side keeps what it has. ``most``: plans simulated a look, at most. ``last``: the run's last
+    step (None: not known)."""
 
     def __init__(
         self,
@@ -60,10 +61,11 @@ class Steering:
         policy: Mapping[str, Any],
         fixed: bool = False,
         most: int = MOST,
+        last: int | None = None,
     ) -> None:
         self.planner = planner
-        self.replanner = Replanner(config, plan)
-        self.following = Following()
+        self.replanner = Replanner(config, plan, last)
+        self.following = Following(planner.config.overlap)
         self.domains = DomainShares()
         self._policy, self._fixed, self._most = dict(policy), fixed, most
         self._recent: deque[Seen] = deque(maxlen=config.window)

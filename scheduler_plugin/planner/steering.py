@@ -76,9 +76,15 @@ class Steering:
         self.domains.observe(seen.records, self.planner.rollout_costs(self.planner.inventory.hardware[0]).steps[0])
 
     def window(self) -> tuple[RequestRecord, ...]:
-        """Records of the last steps, as many as one step has: the mix of the window, the size of a batch."""
+        """Records of the last steps, as many as one step has: the mix of the window, the size of a batch.
+
+        One of every so many neighbours in length, domain by domain. One of every so many as they came would keep the
+        same places of every group, and members come in the order in which they end: never the longest.
+        """
         records = [record for seen in self._recent for record in seen.records]
-        return tuple(records[:: max(1, len(self._recent))])
+        steps = max(1, len(self._recent))
+        order = sorted(range(len(records)), key=lambda i: (records[i].domain, records[i].context))
+        return tuple(records[i] for i in sorted(order[steps // 2 :: steps]))
 
     def figures(self, seen: Seen, window: Sequence[RequestRecord], simulate: Simulate | None = None) -> Figures:
         """What ``seen`` should have taken, and, when a look is due, the best plan for ``window``, as simulated if

@@ -42,6 +42,14 @@ def steps(made: Online, mean: float, count: int, first: int = 1) -> list[str]:
     return actions
 
 
+def test_the_window_keeps_the_mix_although_members_come_shortest_first() -> None:
+    made = online(replan={"window": 4})
+    batch = sorted(records(8, seed=1, mean=3_000.0), key=lambda record: record.context) * 16
+    for number in range(1, 5):
+        made.saw(Seen(number, 1.0, tuple(batch)))
+    assert Counter(record.context for record in made.window()) == Counter(record.context for record in batch)
+
+
 def test_the_plan_in_force_is_what_workers_do() -> None:
     made = online(4, 2, train="move", planner=REPLICAS)
     assert made.duties(made.replanner.current) == {w.name: w.duty for w in workers(4, 2)}

@@ -65,6 +65,15 @@ def test_a_lone_favourable_look_is_noise() -> None:
     assert replanner.current is A
 
 
+def test_a_favourable_look_is_confirmed_at_the_next_step() -> None:
+    replanner = Replanner(CONFIG.model_copy(update={"interval": 5}), A)
+    replanner.consider(5, B, Outlook(100.0, 99.0))
+    assert not replanner.due(6)
+    replanner.consider(10, B, Outlook(100.0, 80.0))
+    assert replanner.due(11)
+    assert replanner.consider(11, B, Outlook(100.0, 80.0)).action == "apply"
+
+
 def adopt(replanner: Replanner, candidate: Plan, step: int) -> None:
     replanner.consider(step - 1, candidate, Outlook(100.0, 80.0))
     assert replanner.consider(step, candidate, Outlook(100.0, 80.0)).action == "apply"

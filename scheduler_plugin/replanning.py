@@ -25,11 +25,12 @@ from libra.resources.types.run import RunSpec
 from libra.scheduler_plugin.alarms import Alarms
 from libra.scheduler_plugin.assignment import Candidate
 from libra.scheduler_plugin.listing import in_order, is_there
-from libra.scheduler_plugin.planner.online import Figures, Online, OnlineConfig, Seen, WorkerDevice
-from libra.scheduler_plugin.planner.replan import Decision
+from libra.scheduler_plugin.planner.online import Online, OnlineConfig, WorkerDevice
+from libra.scheduler_plugin.planner.replan import Decision, Seen
 from libra.scheduler_plugin.planner.rescore import Job, Rescored
 from libra.scheduler_plugin.planner.rescoring import Rescoring
 from libra.scheduler_plugin.planner.routing import PlanRouting, buckets_of
+from libra.scheduler_plugin.planner.steering import Figures
 from libra.scheduler_plugin.pool import Pool
 from libra.scheduler_plugin.roles import Duty
 from libra.scheduler_plugin.routing import RoutingTable

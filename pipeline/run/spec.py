@@ -13,13 +13,13 @@ from libra.tasks.registry import launches_of
 
 def planner_of(config: RunConfig) -> OnlineConfig:
     """The run's planning, with what the run itself says: its trainer and what that can launch, the slots of its
-    engines, and how many batches are in flight."""
+    engines, how many batches are in flight, and its last step."""
     facts = {
         "trainer": config.trainer.kind, "launches": launches_of(config.trainer.kind), "slots": config.engine.slots,
         "overlap": config.staleness.alpha + 1,
     }  # fmt: skip
     settings = config.planner.planner.model_copy(update=facts)
-    return config.planner.model_copy(update={"planner": settings})
+    return config.planner.model_copy(update={"planner": settings, "steps": config.steps})
 
 
 def make_spec(config: RunConfig, tokenizer: Path, folder: Path) -> RunSpec:

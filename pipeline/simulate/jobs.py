@@ -116,8 +116,8 @@ class SharedResult:
     factors: Mapping[str, float]
 
 
-class _Truth:
-    """Step times of the jobs of one scenario and seed, each simulated once."""
+class Truth:
+    """Step times of the jobs of one scenario and seed, each simulated once, whichever ways of sharing ask for it."""
 
     def __init__(self, scenario: SharedScenario, seed: int) -> None:
         self._scenario, self._kind = scenario, load_hardware(scenario.hardware)
@@ -152,10 +152,10 @@ class _Truth:
         return simulated_seconds(planner, plan, groups, "least_loaded", self._scenario.alpha)
 
 
-def share(scenario: SharedScenario, demand: bool, seed: int) -> SharedResult:
-    """Run the jobs of ``scenario``, reallocated every period by ``demand``, or in equal shares. Raises `ConfigError`
-    when quotas do not fit."""
-    truth, capacity, feedback = _Truth(scenario, seed), scenario.capacity(), Feedback()
+def share(scenario: SharedScenario, demand: bool, truth: Truth) -> SharedResult:
+    """Run the jobs of ``scenario``, reallocated every period by ``demand``, or in equal shares, with the step times of
+    ``truth``. Raises `ConfigError` when quotas do not fit."""
+    capacity, feedback = scenario.capacity(), Feedback()
     done = {job.name: 0.0 for job in scenario.jobs}
     shares: list[dict[str, int]] = []
     stood = 0.0
@@ -176,7 +176,7 @@ def share(scenario: SharedScenario, demand: bool, seed: int) -> SharedResult:
     return SharedResult(done, progress, shares, stood, dict(feedback.factors))
 
 
-def _demand(scenario: SharedScenario, index: int, period: int, truth: _Truth, feedback: Feedback) -> Demand:
+def _demand(scenario: SharedScenario, index: int, period: int, truth: Truth, feedback: Feedback) -> Demand:
     job = scenario.jobs[index]
     return Demand(
         job.name, job.needs.amounts(), job.least, job.most,
@@ -203,8 +203,9 @@ class Shared:
 def compare_shares(scenario: SharedScenario) -> list[Shared]:
     """Equal shares and demand-driven ones on the same workloads."""
     found = []
+    truths = [Truth(scenario, seed) for seed in scenario.seeds]
     for way, demand in (("static equal", False), ("demand-driven with feedback", True)):
-        results = [share(scenario, demand, seed) for seed in scenario.seeds]
+        results = [share(scenario, demand, truth) for truth in truths]
         values = tuple(result.progress for result in results)
         steps = {job.name: mean(result.steps[job.name] for result in results) for job in scenario.jobs}
         changes = mean(sum(a != b for a, b in zip(r.shares, r.shares[1:], strict=False)) for r in results)

@@ -45,6 +45,11 @@ _CORRECTIONS, _CLOSE = 8, 0.02
 """Rounds at most, and how near the ratios must come: slower engines also queue longer, so that one is not enough."""
 _MOST = 16.0
 """Largest correction."""
+UNSHARED = (
+    "engine and trainer are priced as if each had its cores to itself: where the run's processes shared them with one "
+    "another and with driver, scheduler and environments, real steps were longer (--correct measures by how much)"
+)
+"""What a replay with costs as measured does not model."""
 _STEP_CAUSES = ("publish", "checkpoint", "other")
 """Waits of the trainer that no cost model describes."""
 
@@ -71,11 +76,13 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Simulated beside real: ``(step, simulated, real)`` seconds of every step compared."""
+    """Simulated beside real: ``(step, simulated, real)`` seconds of every step compared. ``corrected``: by the run's
+    first half."""
 
     recording: Recording
     provenance: str
     rows: tuple[tuple[int, float, float], ...]
+    corrected: bool = False
 
     @property
     def simulated(self) -> float:
@@ -87,12 +94,17 @@ class Replay:
         """Mean seconds of a step."""
         return fmean(row[2] for row in self.rows)
 
+    @property
+    def caveat(self) -> str:
+        """What the figures leave out; empty where they are corrected."""
+        return "" if self.corrected else UNSHARED
+
     def to_plain(self) -> dict[str, Any]:
         """Plain values."""
         steps = [{"step": step, "simulated": simulated, "real": real} for step, simulated, real in self.rows]
         return {
             "run": self.recording.config.name, "costs": self.provenance, "simulated": self.simulated,
-            "real": self.real, "error": self.simulated / self.real - 1, "steps": steps,
+            "real": self.real, "error": self.simulated / self.real - 1, "caveat": self.caveat, "steps": steps,
         }  # fmt: skip
 
 
@@ -161,7 +173,7 @@ def replay(recording: Recording, profile: Profile | None = None, correct: bool =
             reports = _simulate(recording, _planner(recording, profile, engine, trainer))
         provenance += f", corrected by {len(half)} steps: engines × {engine:.2f}, trainer × {trainer:.2f}"
     rows = tuple((step, reports[step].seconds, float(recording.steps[step]["seconds"])) for step in compared)
-    return Replay(recording, provenance, rows)
+    return Replay(recording, provenance, rows, correct)
 
 
 def _ratio(real: Mapping[int, float], simulated: Mapping[int, float]) -> float:

@@ -60,7 +60,7 @@ def shared_table(shared: Sequence[Shared]) -> Table:
 def replay_table(replayed: Replay) -> Table:
     """A recorded run: real step times beside simulated ones."""
     title = f"run {escape(replayed.recording.config.name)} replayed; costs: {escape(replayed.provenance)}"
-    table = Table(title=title, box=None)
+    table = Table(title=title, box=None, caption=replayed.caveat or None)
     for column in ("step", "real s", "simulated s", "error"):
         table.add_column(column, justify="right")
     for step, simulated, real in replayed.rows:

@@ -9,7 +9,10 @@
     heterogeneous   + any layout
     cmlfq           + routed by C-MLFQ
     elastic         + replanned as the workload drifts
-    oracle          planned for each coming batch without switching costs, routed by true lengths: a bound, no policy
+    oracle          planned for each coming batch without switching costs, routed by true lengths
+
+``oracle`` is no policy. It bounds the accuracy of routing, not the throughput: its plans are the closed form's choice,
+and the instances that true lengths name are not always those that end the batch soonest.
 
 Invariant: all run the same simulator on the same traces.
 """
@@ -29,13 +32,13 @@ from libra.resources.specs import load_model
 from libra.resources.types import Plan, RequestRecord
 from libra.scheduler_plugin.planner import PLANNED, Planner, PlannerConfig
 from libra.scheduler_plugin.planner.planner import Profiles
-from libra.scheduler_plugin.planner.replan import Outlook, Replanner
-from libra.scheduler_plugin.planner.rescore import best_simulated, cmlfq_for, grouped, simulated_seconds
+from libra.scheduler_plugin.planner.rescore import best_simulated, cmlfq_for, grouped
 from libra.scheduler_plugin.planner.routing import PlanRouting
+from libra.scheduler_plugin.planner.steering import InProcess, Steering
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
 from libra.scheduler_plugin.policy.oracle import Oracle
-from libra.scheduler_plugin.simulation import LoopConfig, LoopResult, Moves, RunLoop, StepReport, Trace
+from libra.scheduler_plugin.simulation import LoopConfig, LoopResult, Moves, RunLoop, StepReport
 from libra.tasks.registry import launches_of
 
 
@@ -110,9 +113,8 @@ def simulate(scenario: Scenario, variant: VariantName, seed: int) -> LoopResult:
     offload = variant not in ("colocated", "static_uniform", "greedy", "static_optimal")
     loop = RunLoop(
         config, planner, plan, workload.group, _policy(variant, planner, workload), moves_of(planner, offload),
-        Replanner(scenario.replan, plan) if variant == "elastic" else None,
+        _steering(scenario, planner, plan) if variant == "elastic" else None,
         _greedy(scenario, planner) if variant == "greedy" else None,
-        _simulated(scenario, planner) if scenario.rescore else None,
     )  # fmt: skip
     return loop.run()
 
@@ -144,17 +146,11 @@ def _first_plan(
     return best_simulated(planner, plans, groups, router, scenario.alpha, float("inf")).plan
 
 
-def _simulated(scenario: Scenario, planner: Planner) -> Callable[[Sequence[Trace], Plan], tuple[Plan, Outlook]]:
-    """Candidates as the plugin makes them: the best as simulated, the plan in force simulated beside it."""
-
-    def propose(window: Sequence[Trace], current: Plan) -> tuple[Plan, Outlook]:
-        plans = planner.candidates([trace.record() for trace in window], scenario.rescore, current)
-        groups = grouped(window)
-        found = best_simulated(planner, plans, groups, "cmlfq", scenario.alpha, float("inf"))
-        now = simulated_seconds(planner, current, groups, "cmlfq", scenario.alpha)
-        return found.plan, Outlook(now, found.seconds)
-
-    return propose
+def _steering(scenario: Scenario, planner: Planner, plan: Plan) -> InProcess:
+    """Replanning as the plugin does it; plans are simulated here, as many as the scenario says."""
+    most = max(1, scenario.rescore)
+    steering = Steering(planner, scenario.replan, plan, {"kind": "cmlfq"}, most=most, last=scenario.steps)
+    return InProcess(steering, scenario.rescore > 0)
 
 
 def _policy(variant: VariantName, planner: Planner, workload: Workload) -> BucketPolicy:

@@ -78,6 +78,17 @@ class TrainPrediction:
         return self.logprobs + self.passes + self.exchange + self.optimizer + self.publish + self.fixed
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingColumns:
+    """What pricing strategies takes, a row each: ``coefficients`` of shape (N, 16) (see `TrainingCosts.coefficients`);
+    ``exchange``, ``optimizer``, ``publish``: seconds of shape (N,) (see `TrainingCosts.fixed_parts`)."""
+
+    coefficients: Floats
+    exchange: Floats
+    optimizer: Floats
+    publish: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingCosts:
     """Costs of training ``model`` on ``hardware`` on a batch of sequences of ``lengths`` tokens (shape (N,))."""
@@ -197,8 +208,12 @@ class TrainingCosts:
         publish = model.weight_bytes / (s.tp * s.pp * s.ep * copy) + model.weight_bytes / min(hw.network, copy)
         return np.asarray(self.factors.exposed * exchange), optimizer, publish
 
-    def lower_bounds(self, s: Strategies) -> Floats:
-        """At or below the seconds of each strategy, without a simulation; shape (N,).
+    def columns(self, s: Strategies) -> TrainingColumns:
+        """All that pricing these strategies takes."""
+        return TrainingColumns(self.coefficients(s), *self.fixed_parts(s))
+
+    def lower_bounds(self, s: Strategies, columns: TrainingColumns) -> Floats:
+        """At or below the seconds of each strategy, without a simulation; shape (N,). ``columns``: of ``s``.
 
         The last stage of the most loaded rank works at least the mean over ranks, at least what the longest sequence
         takes, and at least what two of the ranks + 1 longest take (pigeonhole). Before that the rank's first
@@ -206,7 +221,7 @@ class TrainingCosts:
         ranks-th longest sequence. After it the last micro-batch goes back up, at or above the shortest sequence. Nor
         does a pass end before the longest sequence has come down all stages and gone back up.
         """
-        c, ranks, lengths = self.coefficients(s), s.replicas, self.descending
+        c, ranks, lengths = columns.coefficients, s.replicas, self.descending
         tokens, squares, sequences = float(self._cumulated[-1]), self._squares, len(lengths)
         count = np.maximum(1.0, sequences / (ranks * s.micro_batch))
         longest, shortest = float(lengths[0]), float(lengths[-1])
@@ -234,17 +249,21 @@ class TrainingCosts:
         if self.factors.logprob_pass:
             filled = stages(down, first) + busiest(last_down[:, 0], last_down[:, 1], last_down[:, 2])
             bound = bound + np.maximum(filled, stages(down, longest) + last_down @ powers)
-        exchange, optimizer, publish = self.fixed_parts(s)
-        return np.asarray((bound + exchange + optimizer + publish + self.factors.fixed_seconds) * _SLACK)
+        fixed = columns.exchange + columns.optimizer + columns.publish + self.factors.fixed_seconds
+        return np.asarray((bound + fixed) * _SLACK)
 
     def predict(self, strategy: TrainStrategy) -> TrainPrediction:
         """Seconds of one iteration, by part; the passes of every rank are simulated."""
         s = Strategies.of([strategy])
+        return self.predict_row(s, self.columns(s), 0)
+
+    def predict_row(self, s: Strategies, columns: TrainingColumns, i: int) -> TrainPrediction:
+        """`predict` of the i-th of many strategies whose ``columns`` are known: the same figures to the last bit."""
         passes, logprobs = self.batch.seconds(
-            strategy.replicas, strategy.micro_batch, self.coefficients(s)[0], self.factors.logprob_pass
+            int(s.ep[i] * s.dp[i]), int(s.micro_batch[i]), columns.coefficients[i], self.factors.logprob_pass
         )
-        exchange, optimizer, publish = (float(part[0]) for part in self.fixed_parts(s))
-        return TrainPrediction(logprobs, passes, exchange, optimizer, publish, self.factors.fixed_seconds)
+        fixed = float(columns.exchange[i]), float(columns.optimizer[i]), float(columns.publish[i])
+        return TrainPrediction(logprobs, passes, *fixed, self.factors.fixed_seconds)
 
     def seconds(self, strategy: TrainStrategy) -> float:
         """Seconds of one iteration."""

@@ -1,12 +1,15 @@
 """Costs that follow the machine while a run runs: a correction a side, from measured steps.
 
-The trainer says what an update took. What rollout took is seen only where the trainer waited for it: a step that took
-longer than its update is rollout's; in another rollout took no longer than the step. Pure. Invariants: corrections are
-bounded and forget at change points (`Correction`); a step moves a side's factor only by what it tells of that side.
+The trainer says what an update took. What rollout took is seen only where the trainer waited for it: steps that took
+longer than their updates are rollout's; in others rollout took no longer than the steps. With several batches in flight
+long and short steps take turns, since a batch that ends late leaves less to wait for to the next one: rollout is read
+from as many steps together as batches are in flight. Pure. Invariants: corrections are bounded and forget at change
+points (`Correction`); a step moves a side's factor only by what it tells of that side.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -21,12 +24,15 @@ _WAITED = 1.1
 
 @dataclass(slots=True)
 class Following:
-    """``tilt``: by how much more simulation was above prediction for the plan in force than for the first one."""
+    """``overlap``: batches in flight at once. ``tilt``: by how much more simulation was above prediction for the plan
+    in force than for the first one."""
 
+    overlap: int = 1
     rollout: Correction = field(default_factory=Correction)
     training: Correction = field(default_factory=Correction)
     tilt: float = 1.0
     _before: float = 1.0
+    _steps: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def corrected(self, planner: Planner, shares: Mapping[str, float]) -> Planner:
         """``planner`` with costs as measured so far, and these prefill shares of domains."""
@@ -39,9 +45,14 @@ class Following:
         changed = False
         if 0 < train < inf and train_seconds > 0:
             changed = self.training.observe(train / self.training.factor, train_seconds)
-        waited = seconds > _WAITED * train_seconds
-        if 0 < rollout < inf and seconds > 0 and (waited or rollout > seconds):
-            changed = self.rollout.observe(rollout / self.rollout.factor, seconds) or changed
+        if 0 < rollout < inf and seconds > 0:
+            self._steps.append((rollout / self.rollout.factor, seconds, train_seconds))
+        if len(self._steps) > self.overlap:
+            self._steps.popleft()
+        if len(self._steps) == self.overlap:
+            raw, took, updates = (sum(column) for column in zip(*self._steps, strict=True))
+            if took > _WAITED * updates or raw * self.rollout.factor > took:
+                changed = self.rollout.observe(raw, took) or changed
         return changed
 
     @property
@@ -52,10 +63,12 @@ class Following:
     def turn(self, against: float) -> None:
         """A plan is applied that simulation puts ``against`` times as far above its prediction as the former one."""
         self._before, self.tilt = self.tilt, self.tilt * against
+        self._steps.clear()
 
     def turn_back(self) -> None:
         """The former plan is in force again."""
         self.tilt = self._before
+        self._steps.clear()
 
     def __str__(self) -> str:
         return f"engines × {self.rollout.factor:.2f}, training × {self.training.factor:.2f} of what was predicted"

@@ -87,13 +87,13 @@ class _Crossing:
         while high - low > 1:
             middle = (low + high) // 2
             self.probes += 1
-            trained = self.tree.best(middle)
-            if trained is None:
-                low = middle
-                continue
-            faster = np.nextafter(trained[1], 0.0)
-            rollout_is_faster = solver.probe(float(faster), budget - middle).gpus <= budget - middle
-            low, high = (middle, high) if rollout_is_faster else (low, middle)
+            left = budget - middle
+
+            def rollout_is_faster(trained: float, left: int = left) -> bool:
+                return solver.probe(float(np.nextafter(trained, 0.0)), left).gpus <= left
+
+            training_is_slower = self.tree.loses(middle, rollout_is_faster) is not False
+            low, high = (middle, high) if training_is_slower else (low, middle)
         return min(filter(None, map(self._exact, (low, high))), key=lambda split: split.seconds, default=None)
 
     def _exact(self, train_gpus: int) -> Split | None:

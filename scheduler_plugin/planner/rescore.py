@@ -89,6 +89,11 @@ class Job:
                 continue
             yield simulated_seconds(self.planner, plan, groups, self.router, self.alpha, options=self.options)
 
+    def best(self) -> Rescored | None:
+        """The best plan as simulated, of all that there are; None where there are none."""
+        plans = self.plans()
+        return self.judged(plans, list(self.scores(plans)))
+
     def judged(self, plans: Sequence[Plan], scores: Sequence[float]) -> Rescored | None:
         """The outcome of as many ``scores`` as there are; None while none is of a candidate."""
         current = scores[0] if self.current is not None and scores else None

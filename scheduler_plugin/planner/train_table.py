@@ -7,7 +7,7 @@ are exact although few rows are ever simulated. Invariant: values only rise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -33,7 +33,8 @@ class TrainTable:
         order = np.argsort(rows.gpus, kind="stable")
         self.rows = rows.take(order)
         self.gpus = self.rows.gpus
-        self._values = costs.lower_bounds(self.rows) if len(self.rows) else np.empty(0)
+        self._columns = costs.columns(self.rows)
+        self._values = costs.lower_bounds(self.rows, self._columns) if len(self.rows) else np.empty(0)
         self._exact = np.zeros(len(self.rows), bool)
 
     @property
@@ -57,6 +58,23 @@ class TrainTable:
             if values[i] < best:
                 best, row = float(values[i]), i
 
+    def loses(self, gpus: int, slower: Callable[[float], bool]) -> bool | None:
+        """``slower`` of the seconds of `best`, None when nothing fits. ``slower`` must be true of every time above one
+        of which it is true, so that it is asked of bounds first, and few strategies are judged unless it is close."""
+        end = int(np.searchsorted(self.gpus, gpus, side="right"))
+        if not end:
+            return None
+        values = self._values[:end]
+        i = int(values.argmin())
+        if not self._exact[i]:
+            if slower(float(values[i])):
+                return True
+            self._judge(i)
+            if not slower(float(values[i])):
+                return False
+        found = self.best(gpus)
+        return None if found is None else slower(found[1])
+
     def fewest(self, seconds: float, gpus: int) -> tuple[TrainStrategy, float] | None:
         """A strategy with the fewest devices, at most ``gpus``, that ends within ``seconds``; None when none does."""
         end = int(np.searchsorted(self.gpus, gpus, side="right"))
@@ -70,7 +88,8 @@ class TrainTable:
             self._judge(i)
 
     def _judge(self, i: int) -> None:
-        self._values[i] = max(self._values[i], self.costs.seconds(self.rows.row(i)))
+        seconds = self.costs.predict_row(self.rows, self._columns, i).seconds
+        self._values[i] = max(self._values[i], seconds)
         self._exact[i] = True
 
     def _rows(self, structures: Sequence[tuple[int, ...]], budget: int, dp: int | None) -> Strategies:

@@ -9,7 +9,7 @@ Invariants: every child of a kept node appears in the trace, kept or pruned, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
@@ -128,6 +128,11 @@ class TrainTree:
     def best(self, gpus: int) -> tuple[TrainStrategy, float] | None:
         """The fastest strategy on at most ``gpus`` devices and its seconds; None when none fits."""
         return self.table(gpus).best(gpus)
+
+    def loses(self, gpus: int, slower: Callable[[float], bool]) -> bool | None:
+        """``slower`` of the seconds of `best`, None when nothing fits; ``slower`` is true of every time above one of
+        which it is true."""
+        return self.table(gpus).loses(gpus, slower)
 
     def fewest(self, seconds: float, gpus: int) -> tuple[TrainStrategy, float] | None:
         """A strategy with the fewest devices, at most ``gpus``, that ends within ``seconds``; None when none does."""

@@ -9,16 +9,16 @@ group admitted is trained on once, returned, or still in flight at the end; the 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
 from libra.resources.types import Plan, RequestRecord
 from libra.scheduler_plugin.admission import Admission, AdmissionRules, Wait
 from libra.scheduler_plugin.planner.planner import Planner
-from libra.scheduler_plugin.planner.replan import Action, Outlook, Replanner
+from libra.scheduler_plugin.planner.replan import Action, Decision, Seen
 from libra.scheduler_plugin.planner.routing import buckets_of
 from libra.scheduler_plugin.policy.base import BucketPolicy
 from libra.scheduler_plugin.simulation.engine import Engine
@@ -39,8 +39,8 @@ class LoopConfig:
     all devices. ``switch_seconds``: of one turn-taking. ``activation_seconds``: until a new engine serves;
     ``join_seconds``: until devices that join training, or a core of another shape, take part; ``stop_seconds``: until
     an engine or a rank has ended. ``install_seconds``: from an update until engines may load its weights.
-    ``failure``, ``retries``: of tool calls. ``window``: batches whose records a plan is made from. ``clairvoyant``:
-    plans are made from the batch to come, and changes cost nothing (an upper bound, not a policy)."""
+    ``failure``, ``retries``: of tool calls. ``clairvoyant``: plans are made from the batch to come, and changes cost
+    nothing (no policy)."""
 
     steps: int
     groups: int
@@ -56,7 +56,6 @@ class LoopConfig:
     install_seconds: float = 0.0
     failure: float = 0.0
     retries: int = 3
-    window: int = 2
     clairvoyant: bool = False
     seed: int = 0
 
@@ -132,12 +131,20 @@ class _Written:
     version: int
 
 
+class Steers(Protocol):
+    """Decides about changes of the plan (`libra.scheduler_plugin.planner.steering`)."""
+
+    def after(self, seen: Seen) -> Decision:
+        """What to do after a step."""
+
+    def switched(self, seconds: float) -> None:
+        """The last change took ``seconds``."""
+
+
 class RunLoop:
     """One run of ``planner``'s system. ``group_of``: the n-th group's traces; ``policy_of``: a policy for a plan.
-    ``replanner``: None keeps the first plan; ``propose``: makes its candidates from recent traces, the plan in force
-    given (None: the planner's closed form); ``reshape``: another way to get a plan each step (heuristics);
-    ``returned``: whether a complete group turns out to hold nothing to learn from (None: never) and another takes its
-    place."""
+    ``steers``: None keeps the first plan; ``reshape``: another way to get a plan each step (heuristics); ``returned``:
+    whether a complete group turns out to hold nothing to learn from (None: never) and another takes its place."""
 
     def __init__(
         self,
@@ -147,14 +154,12 @@ class RunLoop:
         group_of: Callable[[int], Group],
         policy: BucketPolicy,
         moves: Moves,
-        replanner: Replanner | None = None,
+        steers: Steers | None = None,
         reshape: Callable[[Plan, StepReport, Sequence[RequestRecord]], Plan | None] | None = None,
-        propose: Callable[[Sequence[Trace], Plan], tuple[Plan, Outlook]] | None = None,
         returned: Callable[[str], bool] | None = None,
     ) -> None:
         self.config, self.planner, self.plan = config, planner, plan
-        self._group_of, self._replanner, self._reshape = group_of, replanner, reshape
-        self._propose = propose or self._predicted
+        self._group_of, self._steers, self._reshape = group_of, steers, reshape
         self._is_returned = returned or (lambda _: False)
         self._costs = planner.rollout_costs(planner.inventory.spec(plan.train_kind))
         self._kv_bytes = moves.kv_bytes
@@ -168,7 +173,6 @@ class RunLoop:
         self._training_plan = plan
         self._train_seconds = self._idle_since = self._idle = self._last = 0.0
         self._regroup_at = 0.0
-        self._recent: deque[list[Trace]] = deque(maxlen=config.window)
         self._reports: list[StepReport] = []
         seconds = RoleSeconds(config.activation_seconds, config.join_seconds, config.stop_seconds)
         devices = [device.id for device in planner.inventory.devices]
@@ -206,8 +210,8 @@ class RunLoop:
             self._admission.install(installed)
             self._sim.version = installed
         seconds = self._pool.settled()
-        if seconds is not None and self._replanner is not None:
-            self._replanner.switched(seconds)
+        if seconds is not None and self._steers is not None:
+            self._steers.switched(seconds)
         self._admit()
         self._try_train()
 
@@ -284,9 +288,7 @@ class RunLoop:
         self._admission.trained(version)
         now = self._sim.now
         finals = [e.trace.final for group in batch for e in group.done]
-        traces = [e.trace for group in batch for e in group.done]
-        records = [trace.record() for trace in traces]
-        self._recent.append(traces)
+        records = [e.trace.record() for group in batch for e in group.done]
         report = StepReport(
             version + 1, now - self._last, self._train_seconds, self._idle, float(sum(finals)),
             float(np.mean(finals)) if finals else 0.0, staleness, self._training_plan.strategy.gpus,
@@ -311,27 +313,10 @@ class RunLoop:
         if self._reshape is not None:
             other = self._reshape(self.plan, report, records)
             return report if other is None else self._apply(report, other, "apply")
-        if self._replanner is None:
+        if self._steers is None:
             return report
-        decision = self._replanner.observe(report.step, report.seconds, max(self.planner.evaluate(self.plan, records)))
-        if decision.action == "keep" and self._replanner.due(report.step):
-            decision = self._replanner.consider(report.step, *self._propose(self._window(), self.plan))
+        decision = self._steers.after(Seen(report.step, report.seconds, tuple(records), report.train_seconds))
         return report if decision.action == "keep" else self._apply(report, decision.plan, decision.action)
-
-    def _window(self) -> list[Trace]:
-        """Recent groups, as many as a batch has: the mix of the window, the size of a batch."""
-        groups: dict[str, list[Trace]] = {}
-        for batch in self._recent:
-            for trace in batch:
-                groups.setdefault(trace.group, []).append(trace)
-        return [trace for members in list(groups.values())[:: len(self._recent)] for trace in members]
-
-    def _predicted(self, window: Sequence[Trace], current: Plan) -> tuple[Plan, Outlook]:
-        """The planner's best plan for the window, both priced by the closed form."""
-        records = [trace.record() for trace in window]
-        candidate = self.planner.plan(records, current)
-        evaluate = self.planner.evaluate
-        return candidate, Outlook(max(evaluate(current, records)), max(evaluate(candidate, records)))
 
     def _apply(self, report: StepReport, plan: Plan, how: Action) -> StepReport:
         if how == "rebound":

@@ -34,7 +34,7 @@ def run() -> Rows:
         return Row(error, "%", AIM, f"{note}; load average {os.getloadavg()[1]:.1f}")
 
     return {
-        "replay.step_seconds_error": row(plain, "profile of an engine and a trainer with a core each"),
+        "replay.step_seconds_error": row(plain, "not modelled: cores shared with the control plane and each other"),
         "replay.step_seconds_error.corrected": row(corrected, "corrected by the first half, of the second"),
     }
 

@@ -9,7 +9,8 @@ import pytest
 from workloads import records
 
 from libra.scheduler_plugin.planner.following import Following
-from libra.scheduler_plugin.planner.online import Online, OnlineConfig, Seen, WorkerDevice
+from libra.scheduler_plugin.planner.online import Online, OnlineConfig, WorkerDevice
+from libra.scheduler_plugin.planner.replan import Seen
 from libra.scheduler_plugin.roles import Duty
 
 
@@ -29,6 +30,15 @@ def test_rollout_behind_a_busy_trainer_tells_only_that_it_was_not_slower() -> No
     for _ in range(10):
         following.observe(10.0, 40.0 * following.rollout.factor, 10.0, 10.5)
     assert following.rollout.factor == pytest.approx(10.5 / 40.0, rel=0.05)
+
+
+def test_long_and_short_steps_of_two_batches_in_flight_are_read_together() -> None:
+    following = Following(overlap=2)
+    for number in range(20):
+        seconds = 90.0 if number % 2 else 30.0
+        following.observe(20.0 * following.training.factor, 50.0 * following.rollout.factor, 20.0, seconds)
+    assert following.rollout.factor == pytest.approx(60.0 / 50.0, rel=0.01)
+    assert following.resets == 0  # the alternation is no change of the machine
 
 
 def test_a_machine_that_becomes_slower_is_noticed_within_a_few_steps() -> None:

@@ -10,7 +10,8 @@ from workloads import records
 
 from libra.resources.errors import ConfigError
 from libra.resources.types import RequestRecord
-from libra.scheduler_plugin.planner.online import Online, OnlineConfig, Seen, WorkerDevice
+from libra.scheduler_plugin.planner.online import Online, OnlineConfig, WorkerDevice
+from libra.scheduler_plugin.planner.replan import Seen
 from libra.scheduler_plugin.roles import Duty
 
 REPLICAS = {"trainer": "scripted", "launches": {"dp": None}}
@@ -39,6 +40,14 @@ def steps(made: Online, mean: float, count: int, first: int = 1) -> list[str]:
         figures = made.figures(seen, made.window())
         actions.append(made.decide(Seen(step, figures.predicted, seen.records), figures).action)
     return actions
+
+
+def test_the_window_keeps_the_mix_although_members_come_shortest_first() -> None:
+    made = online(replan={"window": 4})
+    batch = sorted(records(8, seed=1, mean=3_000.0), key=lambda record: record.context) * 16
+    for number in range(1, 5):
+        made.saw(Seen(number, 1.0, tuple(batch)))
+    assert Counter(record.context for record in made.window()) == Counter(record.context for record in batch)
 
 
 def test_the_plan_in_force_is_what_workers_do() -> None:

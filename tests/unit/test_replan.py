@@ -33,6 +33,14 @@ def test_a_gain_that_pays_is_applied_after_it_was_confirmed() -> None:
     assert replanner.current is B
 
 
+@pytest.mark.parametrize(("last", "action"), [(None, "apply"), (30, "apply"), (5, "apply"), (4, "keep"), (3, "keep")])
+def test_a_change_must_pay_before_the_run_ends(last: int | None, action: str) -> None:
+    """20 s a step against 30 s, from the second step after the change on: the first one's batch is in flight."""
+    replanner = Replanner(CONFIG, A, last)
+    replanner.consider(1, B, Outlook(100.0, 80.0))
+    assert replanner.consider(2, B, Outlook(100.0, 80.0)).action == action
+
+
 @pytest.mark.parametrize(
     ("outlook", "says"),
     [
@@ -55,6 +63,15 @@ def test_a_lone_favourable_look_is_noise() -> None:
         replanner.consider(step, B, Outlook(100.0, 80.0))
         assert replanner.consider(step + 1, B, Outlook(100.0, 99.0)).action == "keep"
     assert replanner.current is A
+
+
+def test_a_favourable_look_is_confirmed_at_the_next_step() -> None:
+    replanner = Replanner(CONFIG.model_copy(update={"interval": 5}), A)
+    replanner.consider(5, B, Outlook(100.0, 99.0))
+    assert not replanner.due(6)
+    replanner.consider(10, B, Outlook(100.0, 80.0))
+    assert replanner.due(11)
+    assert replanner.consider(11, B, Outlook(100.0, 80.0)).action == "apply"
 
 
 def adopt(replanner: Replanner, candidate: Plan, step: int) -> None:

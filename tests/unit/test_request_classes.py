@@ -12,7 +12,8 @@ from libra.resources.specs import load_hardware, load_model
 from libra.resources.tags import hardware_of
 from libra.resources.types import Bucket, RequestRecord
 from libra.scheduler_plugin.planner.classes import DomainShares, classify
-from libra.scheduler_plugin.planner.online import Online, OnlineConfig, Seen, WorkerDevice
+from libra.scheduler_plugin.planner.online import Online, OnlineConfig, WorkerDevice
+from libra.scheduler_plugin.planner.replan import Seen
 from libra.scheduler_plugin.planner.routing import buckets_of
 from libra.scheduler_plugin.roles import Duty
 

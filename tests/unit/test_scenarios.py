@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from libra.pipeline.commands.simulate import simulate as command
 from libra.pipeline.simulate.scenario import Scenario, VariantName, load_scenario
 from libra.pipeline.simulate.variants import simulate
+from libra.scheduler_plugin.planner.replan import ReplanConfig
 from libra.scheduler_plugin.simulation import LoopResult
 
 SEEDS = (0, 1, 2)
@@ -80,6 +81,19 @@ def test_changes_cost_activation_stopping_and_joining(seed: int) -> None:
     same = slice(0, change + 1)
     assert [s.seconds for s in free.steps[same]] == [s.seconds for s in paid.steps[same]]
     assert paid.steps[change + 1].seconds > free.steps[change + 1].seconds
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_shipped_drift_is_replanned_as_shipped_without_harm(seed: int) -> None:
+    """The plugin's replanning with its defaults, plans simulated: a few changes, none back, and no slower for them."""
+    drift = load_scenario("drift")
+    assert drift.replan == ReplanConfig()
+    small = drift.model_copy(update={"groups": 24, "members": 8, "rescore": 3})
+    kept, replanned = (simulate(small, variant, seed) for variant in ("cmlfq", "elastic"))
+    changes = [step for step in replanned.steps if step.change in ("apply", "roll_back")]
+    assert len(changes) <= 2
+    assert all(step.change == "apply" for step in changes)
+    assert replanned.seconds <= kept.seconds
 
 
 @pytest.mark.parametrize("seed", SEEDS)

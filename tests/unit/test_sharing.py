@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libra.pipeline.simulate.jobs import SharedScenario, compare_shares, share
+from libra.pipeline.simulate.jobs import SharedScenario, Truth, compare_shares, share
 from libra.pipeline.simulate.workload import WorkloadConfig
 from libra.resources.errors import ConfigError
 from libra.scheduler_plugin.planner.sharing import Demand, Feedback, demand_driven, equal_shares, pays
@@ -107,7 +107,8 @@ SMALL = SharedScenario.model_validate(
 
 @pytest.mark.parametrize("seed", SMALL.seeds)
 def test_demand_driven_shares_make_more_progress_than_equal_ones(seed: int) -> None:
-    equal, driven = (share(SMALL, demand, seed) for demand in (False, True))
+    truth = Truth(SMALL, seed)
+    equal, driven = (share(SMALL, demand, truth) for demand in (False, True))
     assert driven.progress > equal.progress
     assert equal.stood == 0.0
     assert all(factor != 1.0 for factor in driven.factors.values())  # the workload moved on
@@ -126,8 +127,9 @@ def test_reallocation_costs_what_runs_stand_still() -> None:
         short.model_copy(update={"model": "Qwen3-14B", "groups": 24, "workload": grown}),
         long.model_copy(update={"workload": shrunk}),
     )
+    truth = Truth(SMALL.model_copy(update={"jobs": jobs}), 0)
     free, paid, dear = (
-        share(SMALL.model_copy(update={"jobs": jobs, "switch_seconds": seconds}), True, 0)
+        share(SMALL.model_copy(update={"jobs": jobs, "switch_seconds": seconds}), True, truth)
         for seconds in (0.0, 10.0, 1200.0)
     )
     changes = sum(a[name] != b[name] for a, b in zip(paid.shares, paid.shares[1:], strict=False) for name in a)
@@ -143,7 +145,7 @@ def test_quotas_hold_against_demand() -> None:
     bounded = SMALL.model_copy(
         update={"jobs": (short.model_copy(update={"least": 3}), long.model_copy(update={"most": 2}))}
     )
-    for units in share(bounded, True, 0).shares:
+    for units in share(bounded, True, Truth(bounded, 0)).shares:
         assert units["short"] >= 3
         assert units["long"] == 2
 

@@ -16,9 +16,10 @@ from libra.resources.cost_model import Requests, RolloutCosts, StepCost
 from libra.resources.cost_model.rollout import QueueModel, set_seconds
 from libra.resources.specs import load_hardware, load_model
 from libra.resources.types import Bucket, ToolReturn, ToolState, Trajectory, TrajectoryId
-from libra.scheduler_plugin.planner.replan import ReplanConfig, Replanner
+from libra.scheduler_plugin.planner.replan import ReplanConfig
 from libra.scheduler_plugin.planner.rescore import best_simulated, cmlfq_for, grouped
 from libra.scheduler_plugin.planner.routing import PlanRouting
+from libra.scheduler_plugin.planner.steering import InProcess, Steering
 from libra.scheduler_plugin.policy import load_policy
 from libra.scheduler_plugin.policy.context_bounds import ContextBounds
 from libra.scheduler_plugin.policy.least_loaded import LeastLoaded
@@ -206,27 +207,33 @@ def test_redundant_members_are_cancelled_and_cut_the_tail() -> None:
 JUMP = 6
 
 
-def drifted_run(router: str, replan: bool, seed: int) -> LoopResult:
-    """Contexts grow tenfold from step `JUMP` on; the planner's own plan for the first batch is in force."""
+def drifted_run(
+    router: str, config: ReplanConfig | None, seed: int, steps: int = 16, groups: int = 32, simulated: int = 0
+) -> LoopResult:
+    """Contexts grow tenfold from step `JUMP` on; the planner's own plan for the first batch is in force. ``config``:
+    None for no replanning; ``simulated``: plans simulated a look."""
     s = scenario(
-        model="Qwen3-14B", steps=16, groups=32, workload={"mean_from": 2000, "mean_to": 20_000, "jump_at": JUMP}
+        model="Qwen3-14B", steps=steps, groups=groups, workload={"mean_from": 2000, "mean_to": 20_000, "jump_at": JUMP}
     )
     planner = planner_of(s)
     workload = Workload(s.workload, seed, s.steps, s.groups, s.members)
     plan = planner.plan([t.record() for t in workload.batch(0)])
     policy = cmlfq_for(planner) if router == "cmlfq" else PlanRouting(load_policy({"kind": router}))
-    config = ReplanConfig(interval=1, cool_down=5, confirm=3, minimum_gain=0.15)
+    steers = None
+    if config is not None:
+        steering = Steering(planner, config, plan, {"kind": router}, most=max(1, simulated), last=steps)
+        steers = InProcess(steering, simulated > 0)
     loop = RunLoop(
-        LoopConfig(s.steps, s.groups, s.members), planner, plan, workload.group, policy, moves_of(planner, True),
-        Replanner(config, plan) if replan else None,
-    )  # fmt: skip
+        LoopConfig(s.steps, s.groups, s.members), planner, plan, workload.group, policy, moves_of(planner, True), steers
+    )
     return loop.run()
 
 
 @pytest.mark.parametrize("router", [PolicyConfig().kind, "cmlfq"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_drift_is_replanned_once_and_that_pays(router: str, seed: int) -> None:
-    kept, replanned = (drifted_run(router, replan, seed) for replan in (False, True))
+    config = ReplanConfig(interval=1, cool_down=5, confirm=3, minimum_gain=0.15)
+    kept, replanned = (drifted_run(router, each, seed) for each in (None, config))
     changes = [(step.step, step.change) for step in replanned.steps if step.change != "keep"]
     moved = [(step, change) for step, change in changes if change != "rebound"]
     assert [change for _, change in moved] == ["apply"]  # once, and not back
@@ -241,6 +248,18 @@ def test_a_drift_is_replanned_once_and_that_pays(router: str, seed: int) -> None
     assert replanned.seconds < kept.seconds
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_drift_is_replanned_once_with_the_defaults_and_plans_simulated(seed: int) -> None:
+    """As the plugin replans: the candidate is the best of those simulated, and the change is judged as predicted."""
+    kept, replanned = (
+        drifted_run("cmlfq", config, seed, steps=24, groups=16, simulated=4) for config in (None, ReplanConfig())
+    )
+    moved = [step for step in replanned.steps if step.change in ("apply", "roll_back")]
+    assert [step.change for step in moved] == ["apply"]
+    assert moved[0].step > JUMP
+    assert replanned.seconds < 0.97 * kept.seconds
+
+
 def test_steady_work_is_not_replanned() -> None:
     s = scenario(steps=15, workload={"mean_from": 5000, "mean_to": 5000})
     planner = planner_of(s)
@@ -248,7 +267,8 @@ def test_steady_work_is_not_replanned() -> None:
     plan = planner.plan([t.record() for t in workload.batch(0)])
     loop = RunLoop(
         LoopConfig(s.steps, s.groups, s.members), planner, plan, workload.group, LeastLoaded({}),
-        moves_of(planner, True), Replanner(ReplanConfig(), plan),
+        moves_of(planner, True),
+        InProcess(Steering(planner, ReplanConfig(), plan, {"kind": "least_loaded"}), simulated=False),
     )  # fmt: skip
     assert loop.run().changes <= 1
 

@@ -42,6 +42,17 @@ def test_the_search_equals_every_leaf_of_every_trace(model: str, gpus: int) -> N
     assert fewest[1] <= limit
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 6, 16, 64])
+@pytest.mark.parametrize("share", [0.3, 0.9, 1 - 1e-6, 1.0, 1 + 1e-6, 1.1, 3.0])
+def test_whether_training_loses_is_what_its_best_strategy_says(gpus: int, share: float) -> None:
+    """Asked of bounds first, so on a fresh tree, and of fewer strategies than the best one takes."""
+    exact, asked = tree("Qwen3-30B-A3B"), tree("Qwen3-30B-A3B")
+    found = exact.best(gpus)
+    limit = share * found[1] if found else 1.0
+    assert asked.loses(gpus, lambda seconds: seconds > limit) == (None if found is None else found[1] > limit)
+    assert asked.evaluated <= exact.evaluated
+
+
 def test_every_node_has_a_reason_and_leaves_use_all_devices() -> None:
     nodes = tree().expand(16)
     assert all(node.reason for node in nodes)

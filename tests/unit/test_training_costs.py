@@ -33,9 +33,11 @@ def strategies() -> list[TrainStrategy]:
 
 @pytest.mark.parametrize("costs", [DENSE, MOE], ids=["dense", "moe"])
 def test_the_lower_bound_is_one(costs: TrainingCosts) -> None:
-    bounds = costs.lower_bounds(Strategies.of(strategies()))
-    for strategy, bound in zip(strategies(), bounds, strict=True):
+    s = Strategies.of(strategies())
+    columns = costs.columns(s)
+    for i, (strategy, bound) in enumerate(zip(strategies(), costs.lower_bounds(s, columns), strict=True)):
         assert 0 < bound <= costs.seconds(strategy), strategy
+        assert costs.predict_row(s, columns, i) == costs.predict(strategy)
 
 
 @given(
@@ -49,7 +51,8 @@ def test_the_lower_bound_is_one_for_any_lengths(
     factors = TrainingFactors(logprob_pass=logprobs)
     costs = TrainingCosts(load_model(model), A800, np.array(lengths), factors)
     strategy = TrainStrategy(tp, 1, pp, dp, micro)
-    assert 0 < costs.lower_bounds(Strategies.of([strategy]))[0] <= costs.seconds(strategy)
+    s = Strategies.of([strategy])
+    assert 0 < costs.lower_bounds(s, costs.columns(s))[0] <= costs.seconds(strategy)
 
 
 def test_work_divides_over_ranks_but_not_below_the_longest_sequence() -> None:

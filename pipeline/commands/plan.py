@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--requests", default=2048, show_default=True, help="Without --lengths: trajectories of a batch.")
 @click.option("--mean", default=8000.0, show_default=True, help="Without --lengths: mean final context, tokens.")
 @click.option("--alpha", type=click.IntRange(min=0), help="Staleness bound of the run.  [default: the config's, or 1]")
-@click.option("--seed", default=0, show_default=True, help="Of the synthetic workload.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the synthetic workload.")
 @click.option("--slots", type=click.IntRange(min=1), help="Sequences of an instance.  [default: the config's, or 256]")
 @click.option("--split-prefill", is_flag=True, help="Consider prefill apart from decode (several kinds of hardware).")
 @click.option(
@@ -117,6 +118,8 @@ def _simulated(
     if seconds is None and len(kinds) > 1:
         return chosen, {"plans": 0, "why": f"plans on several kinds of hardware ({', '.join(kinds)}) are not simulated"}
     limit = SECONDS if seconds is None else seconds
+    if not math.isfinite(limit):
+        raise ConfigError(f"--simulate {limit}: give a number of seconds; 0 simulates nothing")
     if limit == 0:
         return chosen, {}
     found = Rescoring(limit).run(Job(planner, records, alpha=planner.config.overlap - 1))
@@ -149,9 +152,11 @@ def _records(lengths: str | None, requests: int, mean: float, seed: int) -> list
     from libra.resources.types import RequestRecord
 
     if lengths is None:
-        if requests < 1 or mean < 500:
+        longest = WorkloadConfig().limit
+        if requests < 1 or not 500 <= mean <= longest:
             raise ConfigError(
-                f"--requests {requests} and --mean {mean:g}: at least 1 request, and a mean of 500 tokens"
+                f"--requests {requests} and --mean {mean:g}: at least 1 request, and a mean of 500 to {longest:,} "
+                "tokens (the longest of the synthetic workload; --lengths takes any)"
             )
         members = 16 if requests >= 16 else requests
         workload = Workload(WorkloadConfig(mean_from=mean, mean_to=mean), seed, 1, -(-requests // members), members)
@@ -163,11 +168,13 @@ def _records(lengths: str | None, requests: int, mean: float, seed: int) -> list
 
 
 def _read_lengths(path: Path) -> list[int]:
-    text = path.read_text(encoding="utf-8")
     try:
-        found = json.loads(text) if text.lstrip().startswith("[") else text.split()
-        lengths = [int(value) for value in found]
-    except (ValueError, TypeError) as error:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if text.lstrip().startswith("[") else [int(word) for word in text.split()]
+        if odd := [value for value in found if type(value) is not int]:
+            raise ValueError(f"{odd[0]!r} is no whole number")
+        lengths: list[int] = found
+    except ValueError as error:
         raise ConfigError(f"{path} must hold final contexts in tokens, one a line or as a JSON list: {error}") from None
     if not lengths or min(lengths) < 2:
         raise ConfigError(

@@ -51,7 +51,7 @@ def close_plans(planner: Planner, records: Sequence[RequestRecord], chosen: Plan
     Several kinds of hardware: none (the plan's alternatives are all that was looked at)."""
     if len(planner.inventory.kinds) > 1:
         return []
-    candidates = planner.candidates(records, _LOOKED_AT)
+    candidates = planner.ranked(records)[:_LOOKED_AT]
     layouts = [
         plan
         for plan in candidates

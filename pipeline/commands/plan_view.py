@@ -122,6 +122,8 @@ def _why(plan: Plan) -> str:
         "mixing": "mixing lengths over instances of different TP beats every partition by length",
         "homogeneous": "one TP degree for all is as fast as anything else",
     }
+    if len({tp for part in plan.rollout for tp in part.layout.degrees}) == 1:
+        reasons["partition"] = "the exact partition by length has one TP degree; nothing else is faster"
     text = "; ".join(reasons[kind] for kind in layouts.split(", ") if kind in reasons)
     return f"why: {text}. A step is bound by {bound}; both sides as even as the devices allow."
 

@@ -4,6 +4,7 @@ side with simulated ones."""
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def simulate(
         raise ConfigError(f"--profile {profile}: {scenario!r} brings its own costs; leave it out")
     if quick and scenario != "paper":
         raise ConfigError(f"--quick shortens the published experiments; for {scenario!r} give fewer --seeds or steps")
+    if html:
+        _check_writable(Path(html))
     log = Console(stderr=True, highlight=False)
     console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=160)
     if scenario == "paper":
@@ -82,3 +85,9 @@ def simulate(
     if html:
         Path(html).write_text(page, encoding="utf-8")
         log.print(html)
+
+
+def _check_writable(page: Path) -> None:
+    """Before minutes of simulation, not after them."""
+    if not os.access(page if page.exists() else page.parent, os.W_OK):
+        raise ConfigError(f"--html {page} cannot be written: its folder is missing or read-only; name another file")

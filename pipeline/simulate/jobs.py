@@ -15,10 +15,10 @@ from functools import cache
 from math import exp, log
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from libra.pipeline.simulate.workload import Workload, WorkloadConfig
 from libra.resources.config import Config
@@ -73,6 +73,8 @@ class Job(Config):
 class SharedScenario(Config):
     """See conf/sim/jobs.yaml."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     name: str
     hardware: str = "a800_80g"
     nodes: int = Field(default=12, ge=1)
@@ -86,7 +88,7 @@ class SharedScenario(Config):
     alpha: int = Field(default=1, ge=0)
     """Staleness bound of the runs."""
     jobs: tuple[Job, ...] = Field(min_length=1)
-    seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0, 1, 2), min_length=1)
 
     @property
     def periods(self) -> int:

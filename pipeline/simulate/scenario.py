@@ -6,9 +6,9 @@ Invariant: a scenario and a seed determine every figure.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from libra.pipeline.simulate.workload import WorkloadConfig
 from libra.resources.config import Config
@@ -33,6 +33,8 @@ VARIANTS: tuple[VariantName, ...] = get_args(VariantName)
 class Scenario(Config):
     """See conf/sim."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     name: str
     model: str = "Qwen3-14B"
     cluster: str = "a800_48"
@@ -48,7 +50,7 @@ class Scenario(Config):
     alpha: int = Field(default=1, ge=0)
     """Staleness bound; colocated runs have 0."""
     slots: int = Field(default=256, ge=1)
-    uniform_tp: int = 8
+    uniform_tp: int = Field(default=8, ge=1)
     """TP degree of the static uniform layout."""
     failure: float = Field(default=0.0, ge=0, lt=1)
     """Probability that a tool call fails its environment; the trajectory starts over."""
@@ -70,8 +72,18 @@ class Scenario(Config):
     """First plans that are simulated to choose among them; 0: the closed form's choice is taken."""
     workload: WorkloadConfig = Field(default_factory=WorkloadConfig)
     replan: ReplanConfig = Field(default_factory=ReplanConfig)
-    variants: tuple[VariantName, ...] = VARIANTS
-    seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
+    variants: tuple[VariantName, ...] = Field(default=VARIANTS, min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(0, 1, 2), min_length=1)
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        most = self.members + self.redundant
+        if self.min_usable > most:
+            raise ValueError(
+                f"min_usable {self.min_usable} is more than a group has ({self.members} members + {self.redundant} "
+                "redundant): no group could be trained on"
+            )
+        return self
 
 
 def load_scenario(name: str | Path) -> Scenario:

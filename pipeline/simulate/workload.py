@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from libra.resources.config import Config
 from libra.resources.types import ToolState
@@ -50,6 +50,8 @@ TOOL_SECONDS = {"view": 1.0, "edit": 1.0, "bash": 4.0, "test": 10.0}
 
 class WorkloadConfig(Config):
     """The workload of a scenario."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     mean_from: float = Field(default=2500, gt=0)
     """Mean final context of the first step, tokens."""

@@ -32,7 +32,10 @@ def read(name: str | Path, folder: str, noun: str) -> tuple[str, dict[str, Any]]
     """
     path = Path(name)
     if path.is_file():
-        return str(path), _mapping(path.read_text(encoding="utf-8"), str(path))
+        try:
+            return str(path), _mapping(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the {noun} {path}: {error}") from None
     known = {_plain(each): each for each in shipped(folder)}
     found = known.get(_plain(path.name.removesuffix(".yaml")))
     if found is None:
@@ -51,7 +54,12 @@ def parse(spec: type[Spec], data: dict[str, Any], source: str) -> Spec:
     try:
         return spec.model_validate(data)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()]
+        lines = []
+        for each in error.errors():
+            said = each["msg"].removeprefix("Value error, ")
+            at = ".".join(map(str, each["loc"]))
+            # What a whole mapping is wrong in is said by its message, which names keys and values.
+            lines.append(f"{at}: {said} (got {each['input']!r})" if at else said)
         raise ConfigError(f"{source} is no valid {spec.__name__}:\n  " + "\n  ".join(lines)) from None
 
 

@@ -162,7 +162,12 @@ class Planner:
     def candidates(self, records: Sequence[RequestRecord], count: int, old: Plan | None = None) -> list[Plan]:
         """Up to ``count`` different plans, the fastest as predicted first: the winner, and at splits around it the
         exact partition over every choice of TP degrees, homogeneous layouts, and mixing. On one kind of hardware."""
-        winner = self.plan(records, old)
+        return [self._placed(plan, old) for plan in self.ranked(records, old)[:count]]
+
+    def ranked(self, records: Sequence[RequestRecord], old: Plan | None = None) -> list[Plan]:
+        """All that `candidates` chooses among, the fastest as predicted first, without placements: packing thousands of
+        devices takes longer than pricing them."""
+        winner = replace(self.plan(records, old), placements=(), idle=())
         hardware = self.inventory.hardware[0]
         tree = self.train_tree(hardware, records)
         requests, costs = Requests.from_records(records), self.rollout_costs(hardware)
@@ -189,8 +194,7 @@ class Planner:
                             winner, strategy=trained[0], rollout=parts, train_seconds=trained[1],
                             rollout_seconds=layout.seconds,
                         )  # fmt: skip
-        ranked = sorted(found.values(), key=lambda plan: plan.seconds)[:count]
-        return [self._placed(plan, old) for plan in ranked]
+        return sorted(found.values(), key=lambda plan: plan.seconds)
 
     def _placed(self, plan: Plan, old: Plan | None) -> Plan:
         groups = plan.strategy.pp * plan.strategy.dp
@@ -256,7 +260,7 @@ class Planner:
             layout = self._layout(side, split)
             bound = "training" if split.train_seconds > split.rollout_seconds else "rollout"
             over = split.seconds / best.seconds - 1
-            reason = f"{over:+.1%}, bound by {bound}" if over > 1e-9 else "as fast; the winner is simpler to route"
+            reason = f"{over:+.1%}, bound by {bound}" if over > 1e-9 else "as fast"
             rows.append(Alternative(f"{name}: train {split.train}, roll out {layout}", split.seconds, reason))
         # Mixing over one degree is the homogeneous layout: listed once.
         distinct = {row.what.partition(": ")[2]: row for row in rows}

@@ -96,15 +96,15 @@ def _exchange(child: subprocess.Popen[bytes], job: Job, seconds: float) -> _Hear
     assert child.stdin is not None
     assert child.stdout is not None
     heard = _Heard()
-    with child.stdin as to, child.stdout as answers:
-        try:
+    try:  # around the pipes too: closing one flushes it, which fails again when the child died before it had read all
+        with child.stdin as to, child.stdout as answers:
             pickle.dump((job, seconds), to)
             to.close()
             heard.plans = pickle.load(answers)  # noqa: S301 - our own child
             while (score := pickle.load(answers)) is not None:  # noqa: S301 - our own child
                 heard.scores.append(score)
-        except (OSError, EOFError, pickle.UnpicklingError) as error:
-            heard.error = f"{type(error).__name__} after {len(heard.scores)} score(s)"
+    except (OSError, EOFError, pickle.UnpicklingError) as error:
+        heard.error = f"{type(error).__name__} after {len(heard.scores)} score(s)"
     return heard
 
 

@@ -119,7 +119,7 @@ def test_the_published_profile_is_named() -> None:
         ),
         (("--hardware", "h100"), "without it the cluster says"),
         (("--gpus", "8", "--hardware", "b100"), "there is no hardware spec 'b100'"),
-        (("--mean", "3"), "a mean of 500 tokens"),
+        (("--mean", "3"), "a mean of 500 to 40,960 tokens"),
         (("--gpus", "2", "--model", "Qwen3-32B"), "no plan for Qwen3-32B"),
         (("--trainer", "torch", "--gpus", "8"), "another trainer would do"),
         (("--trainer", "deepspeed"), "take torch or scripted, megatron (to plan for: nothing here launches it yet)"),
@@ -153,3 +153,36 @@ def test_a_bad_length_file_is_named(tmp_path: Path) -> None:
     result = run("--lengths", str(file))
     assert isinstance(result.exception, ConfigError)
     assert "one a line or as a JSON list" in str(result.exception)
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"[1e400, 5]", b"[true, 5]", b"[12.5]", b"[[4]]"])
+def test_lengths_that_are_no_whole_numbers_are_refused(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "lengths"
+    file.write_bytes(text)
+    result = run("--lengths", str(file))
+    assert isinstance(result.exception, ConfigError)
+    assert "must hold final contexts in tokens" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--mean", "nan"), ("--mean", "inf"), ("--mean", "1e300"), ("--simulate", "nan")]
+)
+def test_numbers_that_mean_nothing_are_refused(arguments: tuple[str, str]) -> None:
+    result = run(*arguments)
+    assert isinstance(result.exception, ConfigError)
+    assert arguments[0] in str(result.exception)
+
+
+def test_equally_fast_layouts_are_not_told_as_better_or_simpler() -> None:
+    output = run("--model", "quickstart").output  # bound by its longest request, on any number of devices
+    assert "one TP degree; nothing else is faster" in output
+    assert "beat mixing" not in output
+    assert "(as fast)" in output
+
+
+def test_ten_thousand_devices_are_planned_without_placing_what_was_close() -> None:
+    data = json.loads(run("--gpus", "10240", "--json").output)
+    used = [device for placement in data["placements"] for device in placement["devices"]]
+    assert len(set(used)) == len(used)
+    assert len(used) + len(data["idle"]) == 10240
+    assert data["close"]["plans"]

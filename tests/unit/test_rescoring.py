@@ -106,6 +106,12 @@ def test_a_child_that_does_not_even_listen_is_ended() -> None:
     assert Rescoring(0.5, [sys.executable, "-c", "import time; time.sleep(600)"]).run(big) is None
 
 
+def test_a_child_that_dies_before_it_has_read_all_is_told() -> None:
+    big = job(options={"padding": "x" * 1_000_000})
+    with pytest.raises(ClusterError, match="gone before"):
+        Rescoring(60.0, [sys.executable, "-c", "import sys; sys.exit('gone before')"]).run(big)
+
+
 @pytest.mark.parametrize("before", ["", "pickle.dump(['plan a'], out); pickle.dump(9.0, out); "])
 def test_a_child_that_dies_is_told_with_its_own_words(before: str) -> None:
     with pytest.raises(ClusterError, match=r"failed in its child process.*out of luck.*rescore_seconds"):

@@ -82,3 +82,36 @@ def test_several_runs_share_a_cluster(tmp_path: Path) -> None:
     assert driven["spread"] > 0
     assert sum(driven["last"].values()) <= 4
     assert "Several runs on one cluster" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("uniform_tp: 0", "uniform_tp"),
+        ("switch_seconds: .inf", "switch_seconds: Input should be a finite number"),
+        ("workload: {mean_to: .inf}", "workload.mean_to: Input should be a finite number"),
+        ("variants: []", "variants"),
+        ("seeds: [-1]", "seeds.0"),
+        ("min_usable: 5", "min_usable 5 is more than a group has \\(4 members \\+ 0 redundant\\)"),
+    ],
+)
+def test_a_scenario_that_cannot_be_simulated_is_refused_by_key_and_value(scenario: Path, line: str, said: str) -> None:
+    key = line.partition(":")[0]
+    kept = [each for each in SMALL.splitlines() if not each.startswith(f"{key}:")]
+    scenario.write_text("\n".join([*kept, line]))
+    with pytest.raises(ConfigError, match=said):
+        load_scenario(scenario)
+
+
+def test_a_scenario_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bytes.yaml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot read the scenario"):
+        load_scenario(file)
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_simulation(scenario: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(simulate, [str(scenario), "--html", str(tmp_path / "missing" / "page.html")])
+    assert isinstance(result.exception, ConfigError)
+    assert "--html" in str(result.exception)
+    assert "seed 0" not in result.output

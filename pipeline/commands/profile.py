@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from libra.pipeline.commands.outputs import check_writable
 from libra.resources.errors import ConfigError
 
 
@@ -15,9 +16,13 @@ def _numbers(_: click.Context, parameter: click.Parameter, value: str | None) ->
     if value is None:
         return None
     try:
-        return tuple(sorted({int(part) for part in value.split(",")}))
+        numbers = tuple(sorted({int(part) for part in value.split(",")}))
     except ValueError:
         raise click.BadParameter(f"{value!r}: give whole numbers with commas between, as in 1,4,16") from None
+    least = 0 if parameter.name == "reused" else 1
+    if numbers[0] < least:
+        raise click.BadParameter(f"{numbers[0]} is below {least}")
+    return numbers
 
 
 def _dimension(name: str, text: str) -> Any:
@@ -67,6 +72,7 @@ def profile(
     target = Path(out or f"{name}.yaml")
     if target.exists():
         raise ConfigError(f"{target} exists already; name another file by --out, or remove it")
+    check_writable(target, "--out")
     chosen = default_grid(run, **{key: value for key, value in grid.items() if value})
     chosen = chosen.model_copy(update={"repeats": repeats})
     with tempfile.TemporaryDirectory(prefix="libra-profile-") as folder:

@@ -4,12 +4,12 @@ side with simulated ones."""
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
+from libra.pipeline.commands.outputs import check_writable
 from libra.resources.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ def simulate(
     if quick and scenario != "paper":
         raise ConfigError(f"--quick shortens the published experiments; for {scenario!r} give fewer --seeds or steps")
     if html:
-        _check_writable(Path(html))
+        check_writable(Path(html), "--html")
     log = Console(stderr=True, highlight=False)
     console = Console(highlight=False) if Console().is_terminal else Console(highlight=False, width=160)
     if scenario == "paper":
@@ -85,9 +85,3 @@ def simulate(
     if html:
         Path(html).write_text(page, encoding="utf-8")
         log.print(html)
-
-
-def _check_writable(page: Path) -> None:
-    """Before minutes of simulation, not after them."""
-    if not os.access(page if page.exists() else page.parent, os.W_OK):
-        raise ConfigError(f"--html {page} cannot be written: its folder is missing or read-only; name another file")

@@ -160,3 +160,20 @@ def test_a_request_that_the_engine_refuses_ends_the_measurement_with_its_words(t
             await trainer.stop()
 
     asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--batch", "0,4"), "0 is below 1"),
+        (("--reused", "-1"), "-1 is below 0"),
+        (("--length", "9,x"), "give whole numbers with commas between"),
+        (("--out", "missing/x.yaml"), "--out missing/x.yaml cannot be written"),
+    ],
+)
+def test_what_cannot_be_measured_or_kept_is_refused_before_anything_is_measured(
+    arguments: tuple[str, ...], says: str
+) -> None:
+    result = CliRunner().invoke(main, ["profile", "quickstart", *OVERRIDES, *arguments])
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())

@@ -86,6 +86,15 @@ def assert_unchanged(version: int, context: NDArray[np.int32], ended: Generated,
     assert np.abs(ended.logprobs - expected[np.arange(len(ended.tokens)), ended.tokens]).max() < GAP
 
 
+def assert_as_one_that_stayed(context: NDArray[np.int32], moved: Generated, stayed: Generated) -> None:
+    """As long as both have sampled the same, with the same logprobs; where they part, the two best are near."""
+    parts = int(np.append(moved.tokens != stayed.tokens, True).argmax())
+    assert np.abs(moved.logprobs[:parts] - stayed.logprobs[:parts]).max(initial=0.0) < GAP
+    if parts < len(moved.tokens):
+        best = np.sort(reference(0, context, moved.tokens, 2)[parts])
+        assert best[-1] - best[-2] <= GAP
+
+
 def turn(instance: Instance, sequence: str, length: int) -> tuple[NDArray[np.int32], Generated]:
     """A first turn, staged; the context of the second."""
     prompt = ids(length, seed=length)
@@ -109,6 +118,9 @@ def test_a_move_between_degrees_saves_the_prefill_and_changes_nothing(
     assert second.loaded >= 0.95 * first.staged
     assert second.cached == second.loaded
     assert_unchanged(0, context, second)
+    stayed = source.run(f"{sequence}/stayed", context, 30)
+    assert stayed.loaded == 0
+    assert_as_one_that_stayed(context, second, stayed)
 
 
 def test_staged_kv_outlives_its_engine(pair: tuple[Instance, Instance, Path]) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from distributed import Worker
+
 from libra.tasks.kv_fetch import KVServer, Reply
 
 SECONDS = 0.5
 """A chunk."""
 
-_chunk = KVServer.chunk
 
+def dask_setup(worker: Worker) -> None:
+    """Called by Dask in the worker's process, before it has plugins."""
+    chunk = KVServer.chunk
 
-async def _slowly(self: KVServer, **request: Any) -> Reply:
-    await asyncio.sleep(SECONDS)
-    return _chunk(self, **request)
+    async def slowly(self: KVServer, **request: Any) -> Reply:
+        await asyncio.sleep(SECONDS)
+        return chunk(self, **request)
 
-
-KVServer.chunk = _slowly  # type: ignore[method-assign, assignment]
+    KVServer.chunk = slowly  # type: ignore[method-assign, assignment]

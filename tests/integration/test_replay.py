@@ -135,8 +135,8 @@ def test_a_run_of_two_tp_degrees_is_replayed_on_its_buckets(tmp_path: Path) -> N
     assert [(b.tp, b.max_context, b.instances) for b in plan.layout.buckets] == [(1, 40, 1), (2, None, 1)]
     both = replay(recording)
     assert [row[0] for row in both.rows] == [2, 3, 4]
-    # Both instances take part: with the first one alone, of four slots, everything queues there. (Without the hand-overs
-    # as recorded, which on a busy machine take longer than the engines.)
+    # Both instances take part: with the first one alone, of four slots, everything queues there. (Hand-overs are left
+    # out: on a busy machine they take longer than the engines.)
     bare = replace(recording, groups={n: [without_waits(trace) for trace in g] for n, g in recording.groups.items()})
     alone = config.buckets[0].model_copy(update={"max_context": None})
     one = replay(replace(bare, config=config.model_copy(update={"buckets": [alone]})))

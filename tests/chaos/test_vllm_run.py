@@ -16,7 +16,7 @@ from libra.pipeline.config import read_source
 from libra.tasks.envs.hop import write_tokenizer
 
 pytestmark = [*VLLM, pytest.mark.chaos, pytest.mark.cluster, pytest.mark.timeout(900)]
-STEPS = 3
+STEPS = 40
 LONG = 400.0
 """Two starts of an engine, on a slow machine."""
 

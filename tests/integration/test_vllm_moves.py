@@ -27,6 +27,7 @@ from libra.resources.types.run import RunSpec
 
 pytestmark = [*VLLM, pytest.mark.cluster, pytest.mark.timeout(1200)]
 COUNT = 64
+DRAINED_AT = 0.62
 RUN = "0bad30e5"
 
 
@@ -84,10 +85,11 @@ def played(
             await claim.ask(wire.SET_WEIGHTS, **fields)
             await claim.until("role", count=run.roles["rollout"], role="rollout", state="ready")
             for wave in range(waves):
-                before = claim.driver.results + claim.driver.segments
+                done = claim.driver.results + claim.driver.segments
                 wave_task = asyncio.create_task(play_all(claim, run, COUNT, first=wave * COUNT))
                 if drains is not None and wave == waves - 1:
-                    while claim.driver.results + claim.driver.segments < before + COUNT:
+                    # Of a wave, so that the slower instance is in the middle of its half whatever the other has done.
+                    while claim.driver.results + claim.driver.segments < done + DRAINED_AT * done / wave:
                         await asyncio.sleep(0.01)
                     await claim.ask(wire.SET_ROLE, worker=drains, role=None)
                 found.append(await wave_task)

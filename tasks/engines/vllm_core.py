@@ -129,7 +129,7 @@ class Core:
             if process.pid in others:
                 continue
             try:
-                title = " ".join(process.cmdline())
+                title = " ".join(" ".join(process.cmdline()).split())  # a title set later is padded
             except psutil.NoSuchProcess:
                 continue  # it has ended meanwhile; those of the engine answered just now
             if title.startswith(_TITLE):

@@ -42,7 +42,10 @@ class Cpu:
         """This process, and the scheduler and the workers that it has started."""
         found = {"driver": psutil.Process()}
         for process in psutil.Process().children(recursive=True):
-            line = " ".join(process.cmdline())
+            try:
+                line = " ".join(process.cmdline())
+            except psutil.NoSuchProcess:
+                continue  # what an earlier benchmark has left unreaped
             if "distributed.Scheduler" in line:
                 found["scheduler"] = process
             elif "distributed.Worker" in line:

@@ -245,6 +245,11 @@ class RunConfig(Config):
         return {"rollout": wanted.rollout, "tool": tools, "reward": wanted.reward, "train": wanted.train}
 
     @property
+    def degrees(self) -> list[int]:
+        """The TP degree of each rollout instance, in the order of the buckets."""
+        return [bucket.tp for bucket in self.buckets for _ in range(bucket.instances)]
+
+    @property
     def group_size(self) -> int:
         """Members of one group."""
         return self.algorithm.group_size

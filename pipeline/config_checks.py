@@ -164,7 +164,7 @@ def _buckets(config: RunConfig) -> Iterator[str]:
             f"buckets.{len(buckets) - 1}.max_context = {last} is below engine.max_context = {limit}: no bucket would "
             "serve the contexts between them; leave the last bucket's max_context out"
         )
-    instances, workers = sum(bucket.instances for bucket in buckets), config.cluster.workers.rollout
+    instances, workers = len(config.degrees), config.cluster.workers.rollout
     if instances > workers:
         yield (
             f"buckets.*.instances sum to {instances} but cluster.workers.rollout = {workers}: each instance needs a "
@@ -183,7 +183,7 @@ def _schedule(config: RunConfig) -> Iterator[str]:
 
 
 def _staleness(config: RunConfig) -> Iterator[str]:
-    instances = sum(bucket.instances for bucket in config.buckets)
+    instances = len(config.degrees)
     if config.deterministic and config.staleness.alpha != 0:
         yield (
             f"deterministic = true but staleness.alpha = {config.staleness.alpha}: a run repeats bit for bit only at "

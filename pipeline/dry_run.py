@@ -131,9 +131,7 @@ def _planner(config: RunConfig) -> Iterator[Check]:
     if not config.planner.enabled:
         return
     wanted = config.cluster.workers
-    duties = [Duty("rollout", b.tp) for b in config.buckets for _ in range(b.instances)] + [
-        Duty("train")
-    ] * wanted.train
+    duties = [Duty("rollout", tp) for tp in config.degrees] + [Duty("train")] * wanted.train
     able = config.cluster.scheduler is not None  # a local worker has one role; of others the scheduler will tell
     workers = [WorkerDevice(f"{duty.role}-{i}", "here", able, duty) for i, duty in enumerate(duties)]
     try:
@@ -231,7 +229,7 @@ def _memory(config: RunConfig) -> Check:
     dask = 2 + sum(config.workers.values())
     children = workers.rollout * (torch[0] == "torch") + workers.train * (torch[1] == "torch")
     if torch[0] == "vllm":  # an engine is its host, its core, and its ranks
-        children += sum(bucket.instances * (2 + bucket.tp) for bucket in config.buckets)
+        children += sum(2 + tp for tp in config.degrees)
     needed = dask * _DASK_PROCESS + children * _TORCH_PROCESS + min(config.store.buffer, _buffer_bytes(config))
     if config.trainer.model is not None and Path(config.trainer.model).is_dir():
         weights = _model_bytes(Path(config.trainer.model))

@@ -135,7 +135,7 @@ def _read_nvml(node: str, specs: Iterable[HardwareSpec], nvml: Any) -> Inventory
     hardware: dict[str, HardwareSpec] = {}
     domains = nvlink_domains(handles, nvml)
     for index, handle in enumerate(handles):
-        name = _text(nvml.nvmlDeviceGetName(handle))
+        name = nvml_text(nvml.nvmlDeviceGetName(handle))
         refuse_mig(handle, index, node, nvml)
         memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
         spec = _match(name, specs, node, index)
@@ -159,7 +159,7 @@ def refuse_mig(handle: Any, index: int, node: str, nvml: Any) -> None:
     except nvml.NVMLError:
         return  # the device has no MIG
     if current:
-        name = _text(nvml.nvmlDeviceGetName(handle))
+        name = nvml_text(nvml.nvmlDeviceGetName(handle))
         raise ClusterError(
             f"GPU {index} of {node} ({name}) is in MIG mode: engines and ranks need whole GPUs. Disable MIG on it "
             "(nvidia-smi -mig 0) or leave it out with CUDA_VISIBLE_DEVICES and a cluster written by hand"
@@ -192,7 +192,8 @@ def _match(name: str, specs: tuple[HardwareSpec, ...], node: str, index: int) ->
     )
 
 
-def _text(value: str | bytes) -> str:
+def nvml_text(value: str | bytes) -> str:
+    """A name as NVML gives it, which is bytes in older versions."""
     return value.decode() if isinstance(value, bytes) else value
 
 

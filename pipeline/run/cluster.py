@@ -67,5 +67,4 @@ def _gpus(config: RunConfig) -> dict[str, tuple[Gpu, ...]]:
     Instances take the buckets in the order of their names (`libra.scheduler_plugin.assignment`)."""
     if config.engine.kind != "vllm" or not (here := gpus_here(os.environ)):
         return {}
-    degrees = [bucket.tp for bucket in config.buckets for _ in range(bucket.instances)]
-    return deal({f"rollout-{number}": tp for number, tp in enumerate(degrees)}, here)
+    return deal({f"rollout-{number}": tp for number, tp in enumerate(config.degrees)}, here)

@@ -53,7 +53,7 @@ def check_policy(config: RunConfig) -> None:
 
 def check_arenas(config: RunConfig, shared: Path = SHARED_MEMORY) -> None:
     """`ConfigError` unless the KV arenas of a local cluster's instances fit together in ``shared``."""
-    each, arenas = config.engine.kv_arena, sum(bucket.instances for bucket in config.buckets)
+    each, arenas = config.engine.kv_arena, len(config.degrees)
     if not each or config.cluster.scheduler is not None:
         return
     free = shutil.disk_usage(shared).free

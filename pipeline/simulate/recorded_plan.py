@@ -25,12 +25,12 @@ from libra.resources.types import (
 
 def devices_of(config: RunConfig) -> int:
     """Devices that the run had: one trains, an instance of TP k has k."""
-    return 1 + sum(bucket.tp * bucket.instances for bucket in config.buckets)
+    return 1 + sum(config.degrees)
 
 
 def recorded_plan(config: RunConfig, inventory: Inventory, micro_batch: int) -> Plan:
     """``inventory``: of one kind, with as many devices as `devices_of` says; ``micro_batch``: sequences."""
-    degrees = [bucket.tp for bucket in config.buckets for _ in range(bucket.instances)]
+    degrees = config.degrees
     ids = [device.id for device in inventory.devices]
     placements, taken = [Placement("train", 1, (ids[0],))], 1
     for tp in degrees:

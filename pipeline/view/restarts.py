@@ -59,10 +59,8 @@ class Restarts:
             self.outages[index] = replace(self.outages[index], reason=reason)
 
     def restore(self, count: int, outages: Iterable[Mapping[str, Any]]) -> None:
-        """Go on counting where an earlier process of the run has ended; its workers are gone."""
+        """Before anything else is told: go on counting where an earlier process of the run has ended."""
         self.count, self.outages = count, [Outage(**outage) for outage in outages]
-        self._ready.clear()
-        self._open.clear()
 
     def plain(self) -> list[dict[str, Any]]:
         """The kept outages as plain values."""

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from libra.resources.errors import ClusterError
-from libra.resources.inventory import nvlink_domains, refuse_mig
+from libra.resources.inventory import nvlink_domains, nvml_text, refuse_mig
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -40,7 +40,7 @@ def gpus_here(environment: Mapping[str, str], nvml: Any = None) -> tuple[Gpu, ..
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         domains = nvlink_domains(handles, nvml)
-        uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        uuids = [nvml_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
         found = [Gpu(index, uuid, domains[index]) for index, uuid in enumerate(uuids)]
         visible = [gpu for gpu in found if _visible(gpu, environment.get(VISIBLE))]
         for gpu in visible:
@@ -87,9 +87,6 @@ def _visible(gpu: Gpu, value: str | None) -> bool:
     """Whether ``CUDA_VISIBLE_DEVICES`` names the GPU, by index or by the beginning of its UUID."""
     if value is None:
         return True
-    by_uuid = any(name.startswith("GPU-") and gpu.uuid.startswith(name) for name in _named(value))
-    return by_uuid or str(gpu.index) in _named(value)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    named = _named(value)
+    by_uuid = any(name.startswith("GPU-") and gpu.uuid.startswith(name) for name in named)
+    return by_uuid or str(gpu.index) in named
